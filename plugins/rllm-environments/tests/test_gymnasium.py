@@ -21,6 +21,13 @@ from rllm_devkit.scripted import Script, ScriptedEngine
 
 FROZEN = {"environment": "FrozenLake-v1", "options": {"is_slippery": False}}
 RED_BALL = "BabyAI-GoToRedBallNoDists-v0"
+SMALL_ROOM = {
+    "environment": "BabyAI-GoToRedBall-v0",
+    "options": {"room_size": 5, "num_dists": 0, "max_steps": 8},
+    "view": "compact",
+    "max_turns": 8,
+    "instructions": False,
+}
 
 SEEN_AT_FIRST = [
     "use the key to open the door and then get to the goal",
@@ -41,6 +48,7 @@ SEEN_WITH_KEY = [
     "wall 3 ahead, 1 left, 1 right",
     "locked yellow door 2 ahead 1 right",
 ]
+SEEN_IN_ROOM = ["OrFRR", "# OrRR", "OrFF", "# OrRR", "#"]
 
 
 def workflow_of(**settings):
@@ -89,6 +97,8 @@ def test_the_text_of_minigrid():
     environment = TextEnvironment("MiniGrid-DoorKey-5x5-v0")
     assert environment.reset(0).splitlines() == SEEN_AT_FIRST
     assert TextEnvironment("MiniGrid-DoorKey-5x5-v0", view="grid").reset(0).splitlines() == GRID
+    compact = TextEnvironment("MiniGrid-DoorKey-5x5-v0", view="compact").reset(0).splitlines()
+    assert compact == [GRID[0], "# KyR"]
 
 
 def test_carried_objects_and_distances():
@@ -96,6 +106,9 @@ def test_carried_objects_and_distances():
     environment.reset(0)
     environment.act("right")
     assert environment.act("pickup").text.splitlines() == SEEN_WITH_KEY
+    environment.view = "compact"
+    assert environment.act("left").text == "# +Ky"
+    assert environment.act("right").text == "+Ky XyFFR"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +117,19 @@ def test_carried_objects_and_distances():
 )
 def test_the_text_of_discrete_and_small_spaces(environment, expected):
     assert re.fullmatch(expected, TextEnvironment(environment).reset(0))
+
+
+def test_the_compact_view_of_a_room_with_a_ball():
+    environment = workflow_of(**SMALL_ROOM).made()
+    assert environment.reset(0) == "go to the red ball\nOrFFL"
+    assert [environment.act(action).text for action in ("left", "forward", "right", "left", "left")] == SEEN_IN_ROOM
+
+
+@pytest.mark.parametrize("view", ["objects", "grid", "compact"])
+def test_instructions_explain_the_view(view):
+    workflow = workflow_of(environment=RED_BALL, view=view)
+    rules = workflow.made().instructions()
+    assert {"objects": "with distances in cells", "grid": "at the bottom center", "compact": "OrFFL"}[view] in rules
 
 
 def test_equal_seeds_start_equal_games():
@@ -137,6 +163,31 @@ def test_the_warm_start_draws_from_all_actions_of_training_games():
     assert chats == list(islice(GymnasiumWorkflow(config).warm_start(random.Random(0)), 60))
     actions = [message["content"] for chat in chats for message in chat if message["role"] == "assistant"]
     assert {actions.count(action) > 20 for action in TextEnvironment(RED_BALL).actions} == {True}
+
+
+@pytest.mark.parametrize(("turns", "longest"), [(None, 8), (2, 2), (50, 8)])
+def test_games_of_the_warm_start_may_be_shorter(turns, longest):
+    workflow = workflow_of(**SMALL_ROOM, warm_start_turns=turns)
+    lengths = {len(chat) // 2 for chat in islice(workflow.warm_start(random.Random(0)), 60)}
+    assert max(lengths) == longest
+
+
+@pytest.mark.slow
+def test_random_play_rarely_finds_the_ball_of_the_example():
+    workflow = workflow_of(**SMALL_ROOM)
+    environment, rng, solved = workflow.made(), random.Random(0), 0
+    for seed in range(1000):
+        environment.reset(seed)
+        while not (shown := environment.act(rng.choice(environment.actions))).is_over:
+            pass
+        solved += shown.reward > 0
+    assert 50 < solved < 200
+    starts = {
+        split: {environment.start_of(workflow.tasks(split)[number].data["seed"]) for number in range(count)}
+        for split, count in (("train", 1500), ("validation", 250))
+    }
+    assert not starts["train"] & starts["validation"]
+    assert (len(starts["train"]), len(starts["validation"])) == (169, 23)
 
 
 @pytest.mark.parametrize(

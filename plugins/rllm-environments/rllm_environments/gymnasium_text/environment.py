@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm_core.errors import ConfigError
 from rllm_environments.gymnasium_text.observations import (
-    GRID_LEGEND,
+    LEGENDS,
     GridForm,
     is_minigrid,
     text_of,
@@ -207,7 +207,7 @@ class TextEnvironment:
     def instructions(self) -> str:
         """Returns rules for a model that has not been taught the form of actions."""
         if self.is_minigrid:
-            seen = GRID_LEGEND if self.view == "grid" else "What you see, with distances in cells from you."
+            seen = LEGENDS[self.view]
         else:
             note = OBSERVATION_NOTES.get(family(self.name))
             seen = f"{note}." if note else "see the environment's documentation."

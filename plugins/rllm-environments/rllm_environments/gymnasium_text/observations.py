@@ -9,6 +9,10 @@ Version 1:
   carries, the nearest wall ahead and at its sides, and every other object it sees, nearest first, by its distance.
 - MiniGrid and BabyAI, form ``grid``: the mission, the direction, and all cells of the view, of two characters each;
   the agent is at the bottom center and looks up. This form keeps everything that the environment shows.
+- MiniGrid and BabyAI, form ``compact``: the mission at the start; then, every turn, words of letters on one line:
+  ``#`` if a wall is in the next cell ahead, ``+`` and the cell that the agent carries, and each object it sees, nearest
+  first: its cell as in form ``grid``, then the way to it, an ``F`` for each cell forward and an ``L`` or ``R`` for each
+  to the side. ``-`` if there is none of these. It is a few tokens, and leaves out the direction and how far walls are.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any, Literal
 TEXT_VERSION = 1
 MAX_NUMBERS = 32
 
-GridForm = Literal["objects", "grid"]
+GridForm = Literal["objects", "grid", "compact"]
 
 # MiniGrid's own encoding, by number.
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
@@ -32,10 +36,18 @@ OBJECT_LETTERS = "?.#,DKOBGL^"
 COLOR_LETTERS = "rgbpy-"
 DOOR_LETTERS = {"open": "_", "closed": "D", "locked": "X"}
 
-GRID_LEGEND = (
-    "Cells of two characters; you are at the bottom center and look up. ? unseen, . empty, # wall, , floor, _ open "
-    "door, D closed door, X locked door, K key, O ball, B box, G goal, L lava, followed by the color r g b p y -(grey)."
+_LETTERS = (
+    "_ open door, D closed door, X locked door, K key, O ball, B box, G goal, L lava, followed by the color r g b p y "
+    "-(grey)."
 )
+LEGENDS: Mapping[GridForm, str] = {
+    "objects": "What you see, with distances in cells from you.",
+    "grid": "Cells of two characters; you are at the bottom center and look up. ? unseen, . empty, # wall, , floor, "
+    + _LETTERS,
+    "compact": "# a wall in the next cell, + what you carry, and what you see, followed by the way to it: F for each "
+    "cell forward, L or R for each to the side; OrFFL is a red ball 2 ahead and 1 left, and - means none of these. "
+    "Cells: " + _LETTERS,
+}
 
 
 def is_minigrid(observation_space: Any) -> bool:
@@ -80,34 +92,64 @@ def text_of(space: Any, observation: Any) -> str:
 def text_of_view(observation: Mapping[str, Any], form: GridForm) -> str:
     """Returns MiniGrid's view as text, without the mission."""
     image = observation["image"]
+    if form == "compact":
+        return _compact(image)
     lines = [f"facing {DIRECTIONS[int(observation['direction'])]}"]
     return "\n".join(lines + (_objects(image) if form == "objects" else _grid(image)))
 
 
 def _objects(image: Any) -> list[str]:
     """Returns what is carried, the walls next to the agent, and the objects in view; the agent looks up."""
+    carried = _named(_carried(image))
+    lines = [f"carrying {carried}"] if carried is not None else []
+    walls = [f"{distance} {way}" for way, distance in _walls(image).items()]
+    lines += [f"wall {', '.join(walls)}"] if walls else []
+    return lines + [f"{_named(cell)} {_place(ahead, aside)}" for cell, ahead, aside in _in_view(image)]
+
+
+def _compact(image: Any) -> str:
+    """Returns whether a wall is next, what is carried, and the objects in view, as letters; the agent looks up."""
+    words = ["#"] if _walls(image).get("ahead") == 1 else []
+    carried = _carried(image)
+    words += [f"+{_letters(carried)}"] if _named(carried) is not None else []
+    for cell, ahead, aside in _in_view(image):
+        words.append(_letters(cell) + "F" * ahead + ("L" if aside < 0 else "R") * abs(aside))
+    return " ".join(words) or "-"
+
+
+def _carried(image: Any) -> Any:
+    """Returns the agent's own cell, which holds what it carries."""
+    width, height, _ = image.shape
+    return image[width // 2, height - 1]
+
+
+def _walls(image: Any) -> dict[str, int]:
+    """Returns the distances of the nearest walls in view, ahead and to the sides."""
     width, height, _ = image.shape
     center = width // 2
-    carried = _named(image[center, height - 1])
-    lines = [f"carrying {carried}"] if carried is not None else []
     ways = {
         "ahead": [(center, row) for row in range(height - 2, -1, -1)],
         "left": [(column, height - 1) for column in range(center - 1, -1, -1)],
         "right": [(column, height - 1) for column in range(center + 1, width)],
     }
-    walls = []
-    for way, cells in ways.items():
-        distance = next((at for at, cell in enumerate(cells, 1) if OBJECTS[image[cell][0]] == "wall"), None)
-        walls += [f"{distance} {way}"] if distance is not None else []
-    lines += [f"wall {', '.join(walls)}"] if walls else []
+    found = {
+        way: next((at for at, cell in enumerate(cells, 1) if OBJECTS[image[cell][0]] == "wall"), None)
+        for way, cells in ways.items()
+    }
+    return {way: distance for way, distance in found.items() if distance is not None}
+
+
+def _in_view(image: Any) -> list[tuple[Any, int, int]]:
+    """Returns the cells of objects other than walls, with how far ahead and aside they are, nearest first."""
+    width, height, _ = image.shape
     found = []
     for column in range(width):
         for row in range(height):
-            ahead, aside = height - 1 - row, column - center
+            ahead, aside = height - 1 - row, column - width // 2
             name = _named(image[column, row])
             if name is not None and name != "wall" and (ahead or aside):
-                found.append((ahead + abs(aside), aside, f"{name} {_place(ahead, aside)}"))
-    return lines + [line for _, _, line in sorted(found)]
+                found.append((ahead + abs(aside), aside, name, (image[column, row], ahead, aside)))
+    return [placed for *_, placed in sorted(found, key=lambda each: each[:3])]
 
 
 def _place(ahead: int, aside: int) -> str:

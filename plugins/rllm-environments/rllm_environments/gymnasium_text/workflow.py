@@ -37,7 +37,7 @@ class GymnasiumConfig(WorkflowConfig):
         GridForm,
         Field(
             description="Form of MiniGrid's observations. objects lists what is in view, with distances; grid shows "
-            "every cell."
+            "every cell; compact lists what is in view in a few letters."
         ),
     ] = "objects"
     instructions: Annotated[
@@ -50,6 +50,15 @@ class GymnasiumConfig(WorkflowConfig):
     max_turns: Annotated[
         int, Field(ge=1, le=10_000, description="Maximum actions per rollout, if the environment has no lower limit.")
     ] = 50
+    warm_start_turns: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10_000,
+            description="Maximum actions of a game in the warm start of a model made from scratch. Defaults to "
+            "max_turns. Fewer make the warm start cheaper.",
+        ),
+    ] = None
     solved_return: Annotated[
         float | None,
         Field(
@@ -110,9 +119,13 @@ class GymnasiumWorkflow(Workflow):
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation]:
         """Yields games with random actions: they teach the form of answers, and nothing of what is good."""
-        seeds = self.splits.training_seeds(rng.randrange(50_000))
+        config = self.config
         return random_legal_actions(
-            self.made(), rng, seeds=seeds, max_turns=self.config.max_turns, opening=self._opening
+            self.made(),
+            rng,
+            seeds=self.splits.training_seeds(rng.randrange(50_000)),
+            max_turns=min(config.warm_start_turns or config.max_turns, config.max_turns),
+            opening=self._opening,
         )
 
     @classmethod
