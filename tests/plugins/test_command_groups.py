@@ -20,7 +20,7 @@ from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 OF_THE_DEVKIT = ("new workflow mine", "plugins check workflows", "parser check some/model")
-OF_THE_VIEWER = ("verify run", "show run", "runs", "compare run other", "diagnose run")
+OF_THE_VIEWER = ("verify run", "show run", "runs", "compare run other", "diagnose run", "view run")
 
 
 class Adding:
@@ -117,6 +117,7 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
                 "runs",
                 "show",
                 "verify",
+                "view",
             ],
         ),
         ("plugins --help", ["check"]),

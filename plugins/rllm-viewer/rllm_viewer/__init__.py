@@ -20,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``chat``, ``compare``, ``diagnose``, ``export-model``, ``runs``, ``show`` and ``verify``."""
+    """``chat``, ``compare``, ``diagnose``, ``export-model``, ``runs``, ``show``, ``verify`` and ``view``."""
     return [
         CommandProvider(
             name="verify",
@@ -41,6 +41,11 @@ def cli_commands() -> list[CommandProvider]:
             name="show",
             load="rllm_viewer.commands.show:show",
             summary="Show recorded groups of a run: conversations, rewards, advantages, tokens.",
+        ),
+        CommandProvider(
+            name="view",
+            load="rllm_viewer.commands.view:view",
+            summary="Show runs in a browser: groups, conversations, every token.",
         ),
         CommandProvider(
             name="runs",

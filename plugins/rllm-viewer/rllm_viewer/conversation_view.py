@@ -78,13 +78,21 @@ def calls(
         if position not in left_out:
             if before[: len(known)] != known:
                 yield labeled("edited", "the messages before this call differ from those above", style="dim")
-                known = _common(known, before)
+                known = common(known, before)
             yield from messages(before[len(known) :], whole=whole)
             yield from _facts(step, position, len(steps), advantages)
             yield from response(step, texts, whole=whole)
         elif position == min(left_out):
             yield labeled("...", f"{len(left_out)} model calls left out (--rollout shows all)", style="dim")
         known = [*before, step.response]
+
+
+def common(known: Messages, now: Messages) -> list[Mapping[str, Any]]:
+    """Returns the messages with which both begin."""
+    same = 0
+    while same < min(len(known), len(now)) and known[same] == now[same]:
+        same += 1
+    return list(known[:same])
 
 
 def _facts(step: Step, position: int, steps: int, advantages: Sequence[Any]) -> Iterator[RenderableType]:
@@ -113,13 +121,6 @@ def _facts(step: Step, position: int, steps: int, advantages: Sequence[Any]) -> 
         facts.append(f"new text spells {counted(step.control_tokens, 'control token')}")
     if facts:
         yield labeled("", ", ".join(facts), style="dim")
-
-
-def _common(known: Messages, now: Messages) -> list[Mapping[str, Any]]:
-    same = 0
-    while same < min(len(known), len(now)) and known[same] == now[same]:
-        same += 1
-    return list(known[:same])
 
 
 def _content(content: Any) -> str:

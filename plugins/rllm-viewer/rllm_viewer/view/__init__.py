@@ -1,0 +1,1 @@
+"""The viewer: serves run folders as a page on this machine, and writes parts of a run as one file."""

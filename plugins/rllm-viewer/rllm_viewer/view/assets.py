@@ -1,0 +1,36 @@
+"""Files of the page, which are served as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+# Nothing is loaded from elsewhere, and text can neither become a script nor an element.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the page."""
+
+    content_type: str
+    content: bytes
+
+
+def _files() -> dict[str, File]:
+    folder = resources.files("rllm_viewer.view") / "page"
+    found = {}
+    for file in folder.iterdir():
+        kind = TYPES.get(f".{file.name.rpartition('.')[2]}")
+        if kind is not None:
+            found[f"/{file.name}"] = File(kind, file.read_bytes())
+    return {**found, "/": found["/index.html"]}
+
+
+FILES = _files()
+"""Files of the page by their path on the server."""

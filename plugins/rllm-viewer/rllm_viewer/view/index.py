@@ -1,0 +1,215 @@
+"""The index of a run's recorded groups: grows while the run goes on, and is kept for the next time the run is viewed.
+
+``groups_index.jsonl`` says at once which groups there are; facts about their rollouts follow from ``groups.jsonl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rllm_core.run_folder.journal import write_whole
+from rllm_core.run_folder.recorded import GROUPS, INDEX
+from rllm_viewer.view import facts
+from rllm_viewer.view.facts import Group
+
+FORMAT = 1
+SAVED_EVERY_BYTES = 1 << 26
+TAIL_BYTES = 1 << 12
+
+
+class _Saved(msgspec.Struct):
+    """What is kept of an index: rows of all groups up to a position of ``groups.jsonl``."""
+
+    format: int
+    position: int
+    tail: str
+    broken: list[int]
+    rows: list[Group]
+
+
+class Changes(msgspec.Struct):
+    """Rows that are new or changed since an earlier answer.
+
+    Attributes:
+        epoch: Number of times that the run was cut back; rows of another epoch are no longer valid.
+        next: Where the next answer continues.
+        read: Bytes of ``groups.jsonl`` whose rollouts are known.
+        size: Bytes that it has.
+        broken: Positions of lines that cannot be read.
+    """
+
+    epoch: int
+    next: int
+    read: int
+    size: int
+    broken: list[int]
+    rows: list[Group]
+
+
+class RunIndex:
+    """Rows of all recorded groups of a run.
+
+    Args:
+        run: Run folder.
+        cache: Folder for what is kept, or None to keep nothing.
+    """
+
+    def __init__(self, run: Path, cache: Path | None) -> None:
+        self._groups = run / f"{GROUPS}.jsonl"
+        self._entries = run / f"{INDEX}.jsonl"
+        name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
+        self._cache = None if cache is None else cache / f"{name}.json"
+        self._changed = threading.Lock()
+        self._updating = threading.Lock()
+        self._epoch = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: dict[int, Group] = {}
+        self._order: list[int] = []
+        self._broken: list[int] = []
+        self._position = 0
+        self._listed = 0
+        self._saved = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, identity: int) -> Group | None:
+        """Returns the row of a group, or None if there is no such group."""
+        return self._rows.get(identity)
+
+    def rows(self) -> list[Group]:
+        """Returns the rows of all groups, oldest first."""
+        with self._changed:
+            return [self._rows[identity] for identity in sorted(self._rows)]
+
+    def changes(self, epoch: int, since: int) -> Changes:
+        """Returns the rows that changed after an earlier answer, or all of them if its epoch is over."""
+        with self._changed:
+            since = since if epoch == self._epoch else 0
+            identities = dict.fromkeys(self._order[since:])
+            return Changes(
+                self._epoch,
+                len(self._order),
+                self._position,
+                _size(self._groups),
+                list(self._broken),
+                [self._rows[identity] for identity in identities],
+            )
+
+    def update(self) -> None:
+        """Reads what the run has written since the last time. Other threads see the rows while it goes on."""
+        with self._updating:
+            if not self._rows and not self._position:
+                self._restore()
+            if _size(self._groups) < self._position or _size(self._entries) < self._listed:
+                with self._changed:  # A resumed run has been cut back to its checkpoint.
+                    self._clear()
+                    self._epoch += 1
+            self._read_entries()
+            self._read_groups()
+
+    def _read_entries(self) -> None:
+        found = []
+        for start, line in _lines(self._entries, self._listed):
+            self._listed = start + len(line) + 1
+            with contextlib.suppress(ValueError):  # A broken line only means that its group is listed later.
+                found.append(facts.ENTRIES.decode(line).row())
+        with self._changed:
+            for row in found:
+                if row.id >= self._position:
+                    self._put(row)
+
+    def _read_groups(self) -> None:
+        for start, line in _lines(self._groups, self._position):
+            try:
+                row = facts.of_line(line, start)
+            except (ValueError, LookupError, TypeError):
+                with self._changed:
+                    self._broken.append(start)
+                    self._position = start + len(line) + 1
+                continue
+            with self._changed:
+                self._put(row)
+                self._position = start + len(line) + 1
+            if self._position - self._saved > SAVED_EVERY_BYTES:
+                self._save()
+        if self._position > self._saved:
+            self._save()
+
+    def _put(self, row: Group) -> None:
+        self._rows[row.id] = row
+        self._order.append(row.id)
+
+    def _restore(self) -> None:
+        """Restores what was kept, if the file still begins with the same groups."""
+        if self._cache is None:
+            return
+        try:
+            saved = msgspec.json.decode(self._cache.read_bytes(), type=_Saved)
+        except (OSError, ValueError):
+            return  # There is nothing, or it is of another version: the index is made anew.
+        if saved.format == FORMAT and saved.tail == self._tail(saved.position):
+            with self._changed:
+                self._position = self._saved = saved.position
+                self._broken = saved.broken
+                for row in saved.rows:
+                    self._put(row)
+
+    def _save(self) -> None:
+        self._saved = self._position
+        if self._cache is None:
+            return
+        rows = [row for row in self.rows() if row.id < self._position]
+        saved = _Saved(FORMAT, self._position, self._tail(self._position), self._broken, rows)
+        with contextlib.suppress(OSError):  # A disk that is full or read-only costs only time, when it is opened next.
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._cache, msgspec.json.encode(saved).decode())
+
+    def _tail(self, position: int) -> str:
+        """Returns a hash of what is before a position; "" if the file is shorter."""
+        try:
+            with self._groups.open("rb") as file:
+                start = max(0, position - TAIL_BYTES)
+                file.seek(start)
+                content = file.read(position - start)
+        except OSError:
+            return ""
+        return hashlib.sha256(content).hexdigest() if len(content) == position - start else ""
+
+
+def cache_folder() -> Path:
+    """Returns the folder of the user in which indexes are kept."""
+    given = os.environ.get("RLLM_CACHE_DIR")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rllm-core"
+    return base / "view"
+
+
+def _lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the complete lines after a position, each with its own; a run may be writing one more."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(position)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield position, line[:-1]
+            position += len(line)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

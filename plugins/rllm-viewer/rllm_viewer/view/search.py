@@ -1,0 +1,201 @@
+"""Searches the texts of a run's recorded groups: ``python -m rllm_viewer.view.search RUN`` in a process of its own.
+
+A regular expression can take forever, and a process can be ended. It reads the query as JSON from standard input, and
+writes a line of JSON for each rollout in which it is found, and others with the bytes searched so far.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SNIPPET_CHARACTERS = 60
+SAID_EVERY_SECONDS = 0.2
+
+
+class Query(msgspec.Struct):
+    """What to search for.
+
+    Attributes:
+        text: Text, or a regular expression.
+        is_regex: Whether it is a regular expression.
+        is_exact: Whether upper and lower case differ.
+    """
+
+    text: str
+    is_regex: bool = False
+    is_exact: bool = False
+
+    def pattern(self) -> re.Pattern[str]:
+        """Returns the compiled query.
+
+        Raises:
+            ValueError: If it is not a regular expression.
+        """
+        try:
+            return re.compile(
+                self.text if self.is_regex else re.escape(self.text), 0 if self.is_exact else re.IGNORECASE
+            )
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{self.text!r} is not a regular expression: {error}") from error
+
+
+class Hit(msgspec.Struct):
+    """A rollout with the query.
+
+    Attributes:
+        id: Group of the rollout, as its position in ``groups.jsonl``.
+        rollout: Position of the rollout in the group.
+        where: ``task``, ``error`` or the role of the message.
+        before: Text before the first place, as the one after it.
+        places: How often the query was found in the rollout.
+    """
+
+    id: int
+    rollout: int
+    where: str
+    before: str
+    found: str
+    after: str
+    places: int
+
+
+class _Step(msgspec.Struct):
+    messages: Any = None
+    response: Any = None
+    prompt_ids: Any = None
+
+
+class _Trajectory(msgspec.Struct):
+    steps: list[_Step] = []
+
+
+class _Episode(msgspec.Struct):
+    trajectories: list[_Trajectory] = []
+    error: str | None = None
+
+
+class _Rollout(msgspec.Struct):
+    episode: _Episode
+
+
+class _Task(msgspec.Struct):
+    task_id: str = ""
+    data: Any = None
+
+
+class _Line(msgspec.Struct):
+    task: _Task
+    rollouts: list[_Rollout]
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def hits(line: bytes, identity: int, pattern: re.Pattern[str]) -> Iterator[Hit]:
+    """Yields the rollouts of a group with the query.
+
+    Raises:
+        ValueError: If the line is damaged.
+    """
+    group = _DECODER.decode(line)
+    of_task = [("task", group.task.task_id), *(("task", text) for text in _texts(group.task.data))]
+    shared: dict[int, list[tuple[str, str]]] = {}
+    for position, rollout in enumerate(group.rollouts):
+        texts = [*of_task]
+        for number, trajectory in enumerate(rollout.episode.trajectories):
+            texts += _of_trajectory(trajectory, number, shared)
+        if rollout.episode.error is not None:
+            texts.append(("error", rollout.episode.error))
+        first: tuple[str, str, re.Match[str]] | None = None
+        places = 0
+        for where, text in texts:
+            for match in pattern.finditer(text):
+                first = first or (where, text, match)
+                places += 1
+        if first is not None:
+            where, text, match = first
+            start, stop = match.span()
+            yield Hit(
+                identity,
+                position,
+                where,
+                text[max(0, start - SNIPPET_CHARACTERS) : start],
+                text[start : min(stop, start + 2 * SNIPPET_CHARACTERS)],
+                text[stop : stop + SNIPPET_CHARACTERS],
+                places,
+            )
+
+
+def _of_trajectory(
+    trajectory: _Trajectory, number: int, shared: dict[int, list[tuple[str, str]]]
+) -> Iterator[tuple[str, str]]:
+    """Yields role and text of all messages; the first prompt may be that of an earlier rollout."""
+    for position, step in enumerate(trajectory.steps):
+        if position == 0 and step.prompt_ids is None:
+            yield from shared.get(number, ())
+        elif isinstance(step.messages, dict):
+            for message in [*step.messages.get("answered", ()), *step.messages.get("added", ())]:
+                yield from _of_message(message)
+        else:
+            opening = [pair for message in step.messages or () for pair in _of_message(message)]
+            if position == 0:
+                shared.setdefault(number, opening)
+            yield from opening
+        if isinstance(step.response, dict):
+            yield from _of_message({"role": "assistant", **step.response})
+
+
+def _of_message(message: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(message, dict):
+        role = str(message.get("role"))
+        for name, value in message.items():
+            if name != "role":
+                yield from ((role, text) for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the texts in JSON data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif value is not None:
+        yield str(value)
+
+
+def main(path: Path) -> None:
+    """Searches a file of groups, and writes what it finds to standard output."""
+    pattern = msgspec.json.decode(sys.stdin.buffer.read(), type=Query).pattern()
+    output, said, position = sys.stdout.buffer, time.monotonic(), 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = list(hits(line, position, pattern))
+            except ValueError:
+                found = []  # The index names the lines that cannot be read.
+            position += len(line)
+            for hit in found:
+                output.write(msgspec.json.encode(hit) + b"\n")
+            if found or time.monotonic() - said > SAID_EVERY_SECONDS:
+                said = time.monotonic()
+                output.write(msgspec.json.encode({"searched": position}) + b"\n")
+                output.flush()
+    output.write(msgspec.json.encode({"searched": position, "done": True}) + b"\n")
+    output.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
