@@ -238,7 +238,7 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 
 # Other plugins document their commands on their own pages.
-DOCUMENTED = [*CORE_COMMANDS, "new", "chat", "compare", "diagnose", "export-model", "runs", "show", "verify"]
+DOCUMENTED = [*CORE_COMMANDS, "new", "chat", "compare", "diagnose", "export-model", "runs", "show", "verify", "view"]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 

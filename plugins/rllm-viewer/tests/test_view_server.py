@@ -197,22 +197,20 @@ def test_a_search_that_takes_forever_ends_with_its_reader(tmp_path: Path) -> Non
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=WAIT_SECONDS)
         connection.request("GET", "/api/run/0/search?regex=1&q=(a%2B)%2B%24")
         response = connection.getresponse()
-        assert len(searches(run)) == 1
+        assert wait_for_searches(run, 1)
         response.close()
         connection.close()
-        ended = threading.Event()
-        for _ in range(WAIT_SECONDS * 10):
-            if not searches(run):
-                break
-            ended.wait(0.1)
-        assert not searches(run)
+        assert wait_for_searches(run, 0)
 
 
-def searches(run: Path) -> list[Path]:
-    """Returns the processes that search a run."""
-    return [
-        path for path in Path("/proc").glob("[0-9]*/cmdline") if str(run / "groups.jsonl").encode() in content(path)
-    ]
+def wait_for_searches(run: Path, count: int) -> bool:
+    """Waits until so many processes search a run."""
+    for _ in range(WAIT_SECONDS * 10):
+        commands = [content(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+        if sum(str(run / "groups.jsonl").encode() in command for command in commands) == count:
+            return True
+        threading.Event().wait(0.1)
+    return False
 
 
 def content(path: Path) -> bytes:

@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._head(HTTPStatus.OK, "application/x-ndjson", None)
         with subprocess.Popen(
-            [sys.executable, "-m", "rllm_viewer.view.search", str(run.path / f"{GROUPS}.jsonl")],
+            [sys.executable, "-P", "-m", "rllm_viewer.view.search", str(run.path / f"{GROUPS}.jsonl")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
