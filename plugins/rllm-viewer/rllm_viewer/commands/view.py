@@ -11,16 +11,35 @@ import click
 @click.argument("runs", metavar="[RUN]...", type=click.Path(path_type=Path), nargs=-1)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on this machine. Defaults to a free one.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
-def view(runs: tuple[Path, ...], port: int, opens: bool) -> None:
+@click.option("--html", metavar="FILE", type=click.Path(path_type=Path), help="Write groups to a file instead.")
+@click.option("--step", type=click.IntRange(min=0), help="With --html: only groups of this step.")
+@click.option("--group", type=click.IntRange(min=0), help="With --html: only the group with this number.")
+@click.option("--filter", "filters", metavar="NAME=VALUE", multiple=True, help="With --html: only groups that fit.")
+def view(
+    runs: tuple[Path, ...],
+    port: int,
+    opens: bool,
+    html: Path | None,
+    step: int | None,
+    group: int | None,
+    filters: tuple[str, ...],
+) -> None:
     """Show runs in a browser: groups, conversations, every token.
 
     Each RUN is a run folder, of a finished or a running run, or a folder of run folders; defaults to ./runs. Serves a
     page on this machine only, and prints its address. Ctrl-C ends it.
+
+    With --html, writes the page with the chosen groups of one run to a file, which opens from disk without network.
     """
     from rllm_core.errors import ConfigError
     from rllm_viewer.view import index, server
 
     folders = _folders(runs)
+    if html is not None:
+        _write(folders, html, step, group, filters)
+        return
+    if step is not None or group is not None or filters:
+        raise ConfigError("--step, --group and --filter choose what --html writes; the page has filters of its own")
     try:
         serving = server.opened(folders, port, index.cache_folder())
     except OSError as error:
@@ -36,6 +55,32 @@ def view(runs: tuple[Path, ...], port: int, opens: bool) -> None:
         click.echo()
     finally:
         serving.server_close()
+
+
+def _write(folders: list[Path], file: Path, step: int | None, group: int | None, filters: tuple[str, ...]) -> None:
+    """Writes the chosen groups of a run to a file."""
+    from rllm_core.errors import ConfigError
+    from rllm_viewer import recordings
+    from rllm_viewer.view import filters as known
+    from rllm_viewer.view import index, one_file
+    from rllm_viewer.view.viewed_run import ViewedRun
+
+    if len(folders) > 1:
+        raise ConfigError(f"--html writes one run, and {len(folders)} are named; name one of them")
+    run = ViewedRun(folders[0], index.cache_folder())
+    wanted = known.parsed(filters)
+    run.index.update()
+    rows = [row for row in run.index.rows() if row.rollouts is not None]
+    if not rows:
+        recordings.index_of(run.path)
+    chosen = [row for row in rows if step in (None, row.step) and group in (None, row.group)]
+    if wanted:
+        chosen = [row for row in chosen if known.fitting(row, wanted)]
+    if not chosen:
+        raise ConfigError(f"no recorded group of {run.path} is chosen by these options, of {len(rows)}")
+    size = one_file.write(run, chosen, file)
+    rollouts = sum(len(row.rollouts or ()) for row in chosen)
+    click.echo(f"{file}: {len(chosen)} groups, {rollouts} rollouts, {size / 1e6:.1f} MB; open it in a browser")
 
 
 def _folders(runs: tuple[Path, ...]) -> list[Path]:
