@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from rllm_core.sandbox.in_child import die_with_parent
+
 SNIPPET_CHARACTERS = 60
 SAID_EVERY_SECONDS = 0.2
 
@@ -198,4 +200,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()  # a server that is killed cannot end a search
     main(Path(sys.argv[1]))
