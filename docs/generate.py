@@ -40,6 +40,7 @@ DECLARED_MARKER = "<!-- Generated from the backends' declared capabilities by `m
 FIRST_PARTY = {
     "bwrap": "rllm_bwrap",
     "gateway": "rllm_gateway",
+    "judge": "rllm_judge",
     "local": "rllm_local",
     "ray": "rllm_ray",
     "renderers": "rllm_renderers",
@@ -53,6 +54,7 @@ OPTIONS_OF: dict[type[providers.Provider], str] = {
     providers.AdvantageEstimatorProvider: "algorithm.estimator_options",
     providers.PolicyLossProvider: "algorithm.loss_options",
     providers.CorrectionProvider: "algorithm.correction_options.{name}",
+    providers.GroupScorerProvider: "algorithm.group_scorer_options",
 }
 BOUNDS = (
     (annotated_types.Ge, "ge", "≥"),

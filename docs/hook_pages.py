@@ -31,6 +31,7 @@ CONTRACT_PAGES: dict[str, str] = {
     "advantage_estimators": "estimator",
     "policy_losses": "loss",
     "corrections": "correction",
+    "group_scorers": "group-scorer",
     "reward_functions": "reward-function",
     "sandboxes": "sandbox",
 }

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         CommandProvider,
         CorrectionProvider,
         EngineProvider,
+        GroupScorerProvider,
         ParserProvider,
         PolicyLossProvider,
         RewardFunctionProvider,
@@ -127,6 +128,15 @@ def corrections() -> Iterable[CorrectionProvider]:
     """Off-policy corrections this plugin provides, selected by ``algorithm.corrections``.
 
     They are computed on numpy arrays and work on every backend that supports the proximal policy.
+    """
+    return ()
+
+
+@hookspec
+def group_scorers() -> Iterable[GroupScorerProvider]:
+    """Group scorers this plugin provides, selected by ``algorithm.group_scorer``.
+
+    A group scorer sees all rollouts of a task at once and gives each its reward, such as a judge that compares them.
     """
     return ()
 

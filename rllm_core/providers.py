@@ -226,11 +226,27 @@ class CorrectionProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupScorerProvider(Provider):
+    """A group scorer (`rllm_core.algorithms.group_scorer.GroupScorer`)."""
+
+    kind: ClassVar[str] = "group scorer"
+    hook: ClassVar[str] = "group_scorers"
+    contract: ClassVar[str] = "rllm_core.algorithms.group_scorer:GroupScorer"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardFunctionProvider(Provider):
-    """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process."""
+    """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process.
+
+    Attributes:
+        variables: Names of environment variables that its process gets besides the few that every child gets, such as
+            the key of a service that it asks.
+    """
 
     kind: ClassVar[str] = "reward function"
     hook: ClassVar[str] = "reward_functions"
+
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +282,7 @@ KINDS: tuple[type[Provider], ...] = (
     AdvantageEstimatorProvider,
     PolicyLossProvider,
     CorrectionProvider,
+    GroupScorerProvider,
     RewardFunctionProvider,
     SandboxProvider,
     CommandProvider,

@@ -134,7 +134,9 @@ class Services:
             # Created on demand: a workflow may be opened again after it was closed.
             graded = self._functions.get((name, limits))
             if graded is None:
-                graded = self._functions[name, limits] = ChildFunction(f"{__name__}:graded", limits)
+                graded = self._functions[name, limits] = ChildFunction(
+                    f"{__name__}:graded", limits, variables=provided.record.variables
+                )
             try:
                 with timed("reward", name):
                     task_data = task.model_dump(mode="json")

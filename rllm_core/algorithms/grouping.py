@@ -18,11 +18,12 @@ class FilterReason(StrEnum):
     UNIFORM_REWARD = "uniform_reward"
     NOTHING_SAMPLED = "nothing_sampled"
     TERMINATION_REASON = "termination_reason"
+    UNSCORED = "unscored"
 
     @property
     def is_of_policy(self) -> bool:
         """Whether the reason reflects the policy's results, not a failure or the absence of sampled tokens."""
-        return self not in (FilterReason.INCOMPLETE_GROUP, FilterReason.NOTHING_SAMPLED)
+        return self not in (FilterReason.INCOMPLETE_GROUP, FilterReason.NOTHING_SAMPLED, FilterReason.UNSCORED)
 
 
 GroupOf = Callable[[Episode, Trajectory], str]

@@ -25,6 +25,7 @@ PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.AdvantageEstimatorProvider,
     providers.PolicyLossProvider,
     providers.CorrectionProvider,
+    providers.GroupScorerProvider,
 )
 
 

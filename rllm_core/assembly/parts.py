@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm_core.algorithms.group_scorer import GroupScorer
 from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.engines import build_parser
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
+from rllm_core.assembly.scorer import scorer_of
 from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
 from rllm_core.assembly.warm_start import warm_start_of
@@ -50,6 +52,7 @@ class Parts:
     tasks: Tasks
     backend: BackendProtocol[Any]
     algorithm: Algorithm
+    scorer: GroupScorer | None
     trackers: dict[str, Tracker]
     not_checked: list[str]
     notes: list[str]
@@ -114,7 +117,7 @@ def parts_of(resolved: Resolved) -> Parts:
             f"training.init_from: backend {config.backend!r} cannot start from another run's weights; export them "
             "(rllm-core export-model), and set model.path to the exported model"
         )
-    algorithm = Algorithm.of(resolved)
+    algorithm, scorer = Algorithm.of(resolved), scorer_of(resolved)
     capabilities = chosen_backend.capabilities(config)
     check_imitation(resolved, capabilities, algorithm, workflow)
     check_support(config, capabilities, algorithm, plugins)
@@ -136,7 +139,8 @@ def parts_of(resolved: Resolved) -> Parts:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)
-    return Parts(resolved, workflow, host, tasks, backend, algorithm, _trackers_of(resolved), not_checked, notes)
+    trackers = _trackers_of(resolved)
+    return Parts(resolved, workflow, host, tasks, backend, algorithm, scorer, trackers, not_checked, notes)
 
 
 def workflow_of(resolved: Resolved) -> Workflow:

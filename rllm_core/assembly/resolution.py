@@ -28,6 +28,7 @@ from rllm_core.providers import (
     BackendProvider,
     CorrectionProvider,
     EngineProvider,
+    GroupScorerProvider,
     ParserProvider,
     RolloutHostProvider,
     SandboxProvider,
@@ -48,6 +49,8 @@ from rllm_core.run_file import (
     validated,
 )
 
+OPTIONS_OF = (("name", "estimator_options"), ("loss", "loss_options"), ("group_scorer", "group_scorer_options"))
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -67,6 +70,7 @@ class Resolved:
         trackers: Trackers.
         estimators: Advantage estimators of all roles.
         corrections: Off-policy corrections.
+        scorer: Group scorer, or None.
         notes: What ``--dry-run`` says about the settings.
         sources: Where a value comes from, by dotted key: ``workflow``, ``file``, ``option`` (or settings from Python),
             or ``backend`` for its parser. A key that is not here has its default.
@@ -83,6 +87,7 @@ class Resolved:
     trackers: Mapping[str, Provided[TrackerProvider]]
     estimators: Mapping[str, Provided[AdvantageEstimatorProvider]]
     corrections: Mapping[str, Provided[CorrectionProvider]]
+    scorer: Provided[GroupScorerProvider] | None = None
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -231,7 +236,7 @@ def providers_of(
     workflow = workflow or select_workflow(plugins, config.workflow, config.to_tables())[0]
     backend = plugins.select(BackendProvider, config.backend)
     config = with_host(_with_parser(config, backend.record), workflow.record)
-    teacher = config.teacher
+    teacher, scorer = config.teacher, config.algorithm.group_scorer
     parsers = [config.parser, *([teacher.parser] if teacher.engine and teacher.parser else [])]
     return Resolved(
         config,
@@ -248,6 +253,7 @@ def providers_of(
             for key, name in config.algorithm.estimator_names().items()
         },
         corrections=select_corrections(config, plugins),
+        scorer=select_component(plugins, GroupScorerProvider, "algorithm.group_scorer", scorer) if scorer else None,
     )
 
 
@@ -329,7 +335,7 @@ def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``[algorithm]``, or one of its roles, without the options of components that ``after`` replaces."""
     left = dict(before)
-    for choice, options in (("name", "estimator_options"), ("loss", "loss_options")):
+    for choice, options in OPTIONS_OF:
         if choice in after and after[choice] != before.get(choice):
             left.pop(options, None)
     chosen, tables = after.get("corrections"), before.get("correction_options")

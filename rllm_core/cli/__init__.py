@@ -41,7 +41,7 @@ COMMANDS = {
     "parsers": ("plugins:parsers", "List parsers."),
     "parser": ("plugins:parser", "Check a parser with a model's tokenizer."),
     "workflows": ("plugins:workflows", "List workflows."),
-    "algorithms": ("algorithms:algorithms", "List advantage estimators, losses and off-policy corrections."),
+    "algorithms": ("algorithms:algorithms", "List advantage estimators, losses, corrections and group scorers."),
     "doctor": ("doctor:doctor", "Check versions and known conflicts."),
     "completion": ("completion:completion", "Print a shell completion script."),
 }

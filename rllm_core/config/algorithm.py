@@ -73,6 +73,14 @@ class AlgorithmConfig(Section, use_attribute_docstrings=True):
     """Names of the corrections for the difference between sampling and proximal policy."""
     correction_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of the corrections: one table per correction, by name."""
+    group_scorer: str = ""
+    """Name of the group scorer, which gives the rollouts of a group their rewards. Empty for the workflow's own."""
+    group_scorer_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the group scorer."""
+    group_scorer_timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
+    """Time limit for scoring one group, for each attempt."""
+    group_scorer_attempts: Annotated[int, Field(ge=1)] = 3
+    """Maximum attempts at scoring a group. After the last one, its rollouts are unscored, and are not trained."""
     filter_uniform_groups: bool = False
     """Filter groups whose rewards are all equal. Groups without rewards are kept."""
     refill_filtered_groups: bool = True

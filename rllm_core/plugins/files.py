@@ -17,6 +17,7 @@ from rllm_core.plugins.listing import PluginInfo, Provided
 from rllm_core.providers import (
     AdvantageEstimatorProvider,
     CorrectionProvider,
+    GroupScorerProvider,
     PolicyLossProvider,
     Provider,
     RewardFunctionProvider,
@@ -32,6 +33,7 @@ KINDS: tuple[type[Provider], ...] = (
     AdvantageEstimatorProvider,
     PolicyLossProvider,
     CorrectionProvider,
+    GroupScorerProvider,
 )
 """Kinds of providers for which a file is enough; the others need a package."""
 

@@ -10,6 +10,7 @@ from rllm_core.providers import (
     CommandProvider,
     CorrectionProvider,
     EngineProvider,
+    GroupScorerProvider,
     ParserProvider,
     PolicyLossProvider,
     Provider,
@@ -26,7 +27,12 @@ WITH_SECTION: tuple[type[Provider], ...] = (
     RolloutHostProvider,
     TrackerProvider,
 )
-WITH_OPTIONS: tuple[type[Provider], ...] = (AdvantageEstimatorProvider, PolicyLossProvider, CorrectionProvider)
+WITH_OPTIONS: tuple[type[Provider], ...] = (
+    AdvantageEstimatorProvider,
+    PolicyLossProvider,
+    CorrectionProvider,
+    GroupScorerProvider,
+)
 
 
 def breach(record: Provider, found: object, contract: Any) -> str | None:

@@ -24,11 +24,17 @@ class FirstFailures:
             episode.termination_reason.value, episode.error or "", f"rollout {episode.rollout_id}", episode.task_id
         )
 
+    def episodes(self, episodes: Iterable[Episode]) -> None:
+        """Records the errors among episodes."""
+        for episode in episodes:
+            if episode.error is not None:
+                self.rollout(episode)
+
     def add(self, reason: str, error: str, where: str | None = None, task: str | None = None, count: int = 1) -> None:
         """Records a failure.
 
         Args:
-            reason: Termination reason, or ``observer`` or ``tracker``.
+            reason: Termination reason, or ``observer``, ``tracker`` or ``unscored``.
             error: Error message.
             where: Rollout or tracker that failed.
             task: Id of the task.
@@ -43,15 +49,6 @@ class FirstFailures:
     def to_list(self) -> list[dict[str, Any]]:
         """Returns the content for ``summary.json``, most frequent first."""
         return sorted(self._kinds.values(), key=lambda kind: -kind["count"])
-
-
-def of_episodes(episodes: Iterable[Episode]) -> list[dict[str, Any]]:
-    """Collects the first failures among episodes."""
-    failures = FirstFailures()
-    for episode in episodes:
-        if episode.error is not None:
-            failures.rollout(episode)
-    return failures.to_list()
 
 
 def lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:

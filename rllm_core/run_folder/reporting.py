@@ -28,6 +28,7 @@ class Reporter:
         self.trackers = trackers
         self.metrics = MetricsAggregator(CORE_METRICS)
         self.failures = FirstFailures()
+        self._unscored = False  # whether any group was
         self._named_roles = set(config.algorithm.roles)  # from the run file; cleared after the check
 
     def event(self, event: str, **fields: Any) -> None:
@@ -49,6 +50,19 @@ class Reporter:
         if episode.error is not None:
             self._error(episode)
             self.progress.problem(episode)
+
+    def scored(self, group: int, task_id: str, rewards: Mapping[str, float | None], error: str | None) -> None:
+        """Records the rewards that the group scorer gave; ``error`` says why it could not give any."""
+        self.event("score", group=group, rewards=rewards, **({} if error is None else {"error": error}))
+        if error is not None:
+            self.unscored(task_id, error)
+
+    def unscored(self, task_id: str, error: str) -> None:
+        """Records that the group scorer could not score the rollouts of a task."""
+        if not self._unscored:
+            self.progress.note(f"the rollouts of task {task_id!r} are unscored: {error}")
+        self._unscored = True
+        self.failures.add("unscored", error, "group scorer", task_id)
 
     def difficulty(self, shares: Mapping[str, float]) -> None:
         """Records the result of `rllm_core.run_folder.difficulty.Difficulty.take` for an optimizer step."""

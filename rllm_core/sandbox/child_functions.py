@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -75,19 +75,26 @@ class ChildFunction:
         children: Maximum number of concurrent calls. The wait of further calls does not count toward their time limit.
         start: For sandboxes: starts a child that isolates calls, and survives them. It ends a call itself at the time
             limit, with the answer ``{"timeout": true}``, and says ``{"died": "signal 9"}`` of a call without a result.
+        variables: Names of environment variables that the children get besides the few that all children get.
 
     Raises:
         ValueError: If ``path`` does not have this form.
     """
 
     def __init__(
-        self, path: str, limits: Limits | None = None, *, children: int = CHILDREN, start: Start | None = None
+        self,
+        path: str,
+        limits: Limits | None = None,
+        *,
+        children: int = CHILDREN,
+        start: Start | None = None,
+        variables: Sequence[str] = (),
     ) -> None:
         if not PATH_PATTERN.fullmatch(path):
             raise ValueError(f"{path!r} is not of the form 'package.module:name'")
         self.path = path
         self.limits = limits or Limits()
-        self._children = _Children(path, self.limits, start)
+        self._children = _Children(path, self.limits, start, variables)
         self._threads = ThreadPoolExecutor(children, thread_name_prefix=f"child-{path}")
         self._ending = weakref.finalize(self, _end, self._threads, self._children)
 
@@ -116,10 +123,12 @@ def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
 class _Children:
     """Children of a function. They die with the thread that started them, so calling threads must outlive them."""
 
-    def __init__(self, path: str, limits: Limits, start: Start | None) -> None:
+    def __init__(self, path: str, limits: Limits, start: Start | None, variables: Sequence[str]) -> None:
         self._path = path
         self._limits = limits
-        self._start = start or (lambda: processes.start("function", path, limits, keep_errors=False))
+        self._start = start or (
+            lambda: processes.start("function", path, limits, keep_errors=False, variables=variables)
+        )
         self._patience_seconds = GRACE_SECONDS if start else 0.0
         self._lock = threading.Lock()
         self._idle: list[_Child] = []

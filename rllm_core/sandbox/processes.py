@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -34,8 +34,12 @@ def start(
     *,
     folder: str | None = None,
     keep_errors: bool = True,
+    variables: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Runs `rllm_core.sandbox.in_child` in its own session, and in ``folder`` if given, which is also its home."""
+    """Runs `rllm_core.sandbox.in_child` in its own session, and in ``folder`` if given, which is also its home.
+
+    ``variables`` are names of environment variables that it gets besides `PASSED_VARIABLES`.
+    """
     arguments = [kind, target, str(limits.memory_bytes), str(limits.output_bytes), str(limits.wall_seconds)]
     return subprocess.Popen(
         [sys.executable, "-P", WORKER, *arguments],  # -P: do not import from the working directory
@@ -43,18 +47,18 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if keep_errors else subprocess.DEVNULL,
         cwd=folder,
-        env=environment(os.environ) | ({"HOME": folder} if folder else {}),
+        env=environment(os.environ, variables) | ({"HOME": folder} if folder else {}),
         start_new_session=True,
         bufsize=0,
     )
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
     """Environment variables of a child: one thread per library, since many children run at once.
 
     All have the same hash seed: a function that goes through a set returns the same in each of them.
     """
-    passed = {name: variables[name] for name in PASSED_VARIABLES if name in variables}
+    passed = {name: variables[name] for name in (*PASSED_VARIABLES, *more) if name in variables}
     return {**passed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

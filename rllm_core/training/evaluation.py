@@ -6,7 +6,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.engines import build_parser, open_engine
 from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.resolution import Resolved
+from rllm_core.assembly.scorer import open_scorer_engine, scorer_of
 from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import RolloutEngine
@@ -25,11 +26,12 @@ from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.timeouts import within
 from rllm_core.run_folder import checkpoint
-from rllm_core.run_folder.first_failures import of_episodes
+from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.initial import checked as initial_weights
 from rllm_core.run_folder.results import metric_means
 from rllm_core.training import launch
 from rllm_core.training.rollouts import RolloutRunner
+from rllm_core.training.scoring import Scoring
 from rllm_core.training.validation import play_all, rewards_of
 from rllm_core.workflow import ENDLESS, Split
 
@@ -131,16 +133,27 @@ async def evaluate(
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
     if len(tasks) == ENDLESS and task_limit is None:
         raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; say how many: --tasks N")
-    estimators = Algorithm.of(resolved).estimators
+    estimators, scorer = Algorithm.of(resolved).estimators, scorer_of(resolved)
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:
         lockstep = opened.lockstep and not resolved.workflow.record.waits_for_others
         runner = RolloutRunner(host, opened.engine, config, lockstep=lockstep, estimators=estimators)
-        async with launch.opened(host, config, logger.warning, settled=runner.merger.settled):
-            try:
-                rollouts = await play_all(runner, spread(chosen, len(chosen) * samples), "eval")
-            finally:
-                await runner.aclose()
+        plan, failures = spread(chosen, len(chosen) * samples), FirstFailures()
+        async with AsyncExitStack() as at_end:
+            await at_end.enter_async_context(launch.opened(host, config, logger.warning, settled=runner.merger.settled))
+            at_end.push_async_callback(runner.aclose)
+            scoring = None
+            if scorer is not None:
+                scorer_engine = await at_end.enter_async_context(open_scorer_engine(resolved, scorer))
+                scoring = Scoring(scorer, runner, scorer_engine, config)
+                await at_end.enter_async_context(scoring.opened())
+            rollouts = await play_all(runner, plan, "eval")
+            if scoring is not None:
+                rollouts, errors = await scoring.score_rollouts(rollouts, [task for task, _ in plan], "eval")
+                for task_id, error in errors:
+                    failures.add("unscored", error, "group scorer", task_id)
+    for rollout in rollouts:
+        failures.episodes((*rollout.failed, rollout.episode))
     episodes = [rollout.episode for rollout in rollouts]
     finished = [episode for episode in episodes if episode.trajectories]
     if not finished:
@@ -166,7 +179,7 @@ async def evaluate(
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "pass_at_k": scores,
         "metrics": metric_means(finished),
-        "failures": of_episodes(episode for rollout in rollouts for episode in (*rollout.failed, rollout.episode)),
+        "failures": failures.to_list(),
     }
 
 

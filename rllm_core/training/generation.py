@@ -79,7 +79,8 @@ class Generation:
     def whereabouts(self) -> str:
         """Describes where every rollout is, for the message of a stalled run."""
         missing = [
-            f"group {group.ordinal} (task {group.task_id}) waits for rollouts {', '.join(map(str, group.running))}"
+            f"group {group.ordinal} (task {group.task_id}) waits for "
+            + (f"rollouts {', '.join(map(str, group.running))}" if group.running else "its scores")
             for group in list(self.ledger.running.values())[:20]
         ]
         coordinator = self.coordinator
@@ -142,6 +143,10 @@ class Generation:
         async with asyncio.TaskGroup() as rollouts:
             for index in range(group.rollouts):
                 rollouts.create_task(self._play_rollout(task, group, index))
+        if self.parts.scoring is not None and group.is_whole:
+            scored = await self.parts.scoring.score(task, group.episodes, "train", group.ordinal)
+            group.score(scored.episodes, scored.rewards)
+            self.ledger.score(group, scored.rewards, scored.error)
         reason = self.parts.buffer.rules.close(group)
         del self._groups[group.ordinal]
         if reason is not FilterReason.INCOMPLETE_GROUP:

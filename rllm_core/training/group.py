@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,6 +26,7 @@ class Group:
         ended: Rollouts that have ended, by ``rollout_index``.
         calls: Durations of their calls, likewise; not saved with the group.
         groups: Advantage groups of a complete group, one per role, without filtered ones.
+        unscored: Indices of the rollouts that the group scorer could not score.
         left_out: Number of rollouts excluded from the advantage groups for their termination reason.
         filtered: Reason why no advantage group survived, if the optimizer step does not replace the group
             (``refill_filtered_groups = false``).
@@ -38,6 +39,7 @@ class Group:
     dispatched_version: int = 0
     ended: dict[int, Episode] = field(default_factory=dict)
     calls: dict[int, Calls] = field(default_factory=dict)
+    unscored: list[int] = field(default_factory=list)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     left_out: int = 0
     filtered: FilterReason | None = None
@@ -54,10 +56,20 @@ class Group:
         if calls is not None:
             self.calls[episode.rollout_index] = calls
 
+    def score(self, scored: Sequence[Episode], rewards: Mapping[str, float | None]) -> None:
+        """Replaces the rollouts by the same with their scores; ``rewards`` has the score of each by its id."""
+        self.ended = {episode.rollout_index: episode for episode in scored}
+        self.unscored = [e.rollout_index for e in scored if rewards.get(e.rollout_id, 0.0) is None]
+
     @property
     def episodes(self) -> list[Episode]:
         """Rollouts that have ended, sorted by ``rollout_index``."""
         return [self.ended[index] for index in sorted(self.ended)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its rollouts have succeeded."""
+        return sum(bool(episode.trajectories) for episode in self.ended.values()) == self.rollouts
 
     @property
     def running(self) -> list[int]:
@@ -96,7 +108,7 @@ class Group:
     def to_json(self) -> str:
         """Serializes a complete group to one line, for `GroupRules.restore`."""
         episodes = ",".join(episode.to_json() for episode in self.episodes)
-        names = ("ordinal", "task_id", "epoch", "dispatched_version")
+        names = ("ordinal", "task_id", "epoch", "dispatched_version", "unscored")
         head = json.dumps({name: getattr(self, name) for name in names})
         return f'{head[:-1]},"episodes":[{episodes}]}}'
 
@@ -123,9 +135,11 @@ class GroupRules:
     def close(self, group: Group) -> FilterReason | None:
         """Forms the advantage groups once all rollouts have ended; returns the reason if the group is filtered."""
         episodes = group.episodes
-        if sum(bool(episode.trajectories) for episode in episodes) < group.rollouts:
+        if not group.is_whole:
             return FilterReason.INCOMPLETE_GROUP
         wanted = [episode for episode in episodes if episode.termination_reason.value not in self.leave_out]
+        left_out = len(episodes) - len(wanted)
+        wanted = [episode for episode in wanted if episode.rollout_index not in group.unscored]
         kept, reason = [], FilterReason.NOTHING_SAMPLED if wanted else FilterReason.TERMINATION_REASON
         for of_role in group_trajectories(
             group.ordinal, group.task_id, wanted, self.group_of, dispatched_version=group.dispatched_version
@@ -141,9 +155,11 @@ class GroupRules:
                 kept.append(of_role)
             elif not reason.is_of_policy:
                 reason = why
+        if group.unscored and not kept:
+            reason = FilterReason.UNSCORED  # with their scores, the group might have been trained
         if not kept and (self.refill or not reason.is_of_policy):
             return reason
-        group.groups, group.left_out = kept, len(episodes) - len(wanted)
+        group.groups, group.left_out = kept, left_out
         group.filtered = None if kept else reason
         return None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.assembly.parts import Parts
+from rllm_core.assembly.scorer import open_scorer_engine
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
@@ -168,6 +169,7 @@ class _Launch:
             engine = await assembly.engine()
             at_end.enter_context(_rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
+            scorer_engine = await at_end.enter_async_context(open_scorer_engine(assembly.resolved, assembly.scorer))
             parts = RunParts(
                 config=config,
                 host=assembly.host,
@@ -180,12 +182,16 @@ class _Launch:
                 progress=progress,
                 trackers=self.trackers,
                 teacher=teacher,
+                scorer=assembly.scorer,
+                scorer_engine=scorer_engine,
                 waits_for_others=assembly.resolved.workflow.record.waits_for_others,
             )
             settled, workers = parts.runner.merger.settled, run_dir.path / WORKERS_FOLDER
             opening = opened(assembly.host, config, progress.note, settled=settled, folder=workers)
             progress.waiting(f"opening workflow {config.workflow!r}")
             await at_end.enter_async_context(opening)
+            if parts.scoring is not None:
+                await at_end.enter_async_context(parts.scoring.opened())
             progress.waiting("loading weights into the engine")
             if assembly.host.runs_elsewhere:
                 progress.note(f"rollouts run in {assembly.host.report().where}")

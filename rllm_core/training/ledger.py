@@ -8,7 +8,7 @@ consumed groups of an unfinished optimizer step become complete again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,11 @@ class Ledger:
         """Records that a group is not started because its task is in quarantine."""
         self._event("skip", group=ordinal, task=task_id)
         self.buffer.drop(ordinal)
+
+    def score(self, group: Group, rewards: Mapping[str, float | None], error: str | None) -> None:
+        """Records the rewards that the group scorer gave to a running group; None for an unscored rollout."""
+        self.coordinator.touch()
+        self._reporter.scored(group.ordinal, group.task_id, rewards, error)
 
     def complete(self, group: Group) -> None:
         """Moves a running group to the buffer."""
@@ -229,6 +234,7 @@ def _outcomes(group: Group) -> list[tuple[Account, str, int]]:
     if group.filtered is not None:
         return [("filtered", group.filtered.value, group.rollouts)]
     return [
-        ("trained", "trained", group.rollouts - group.left_out),
+        ("trained", "trained", group.rollouts - group.left_out - len(group.unscored)),
         ("filtered", FilterReason.TERMINATION_REASON.value, group.left_out),
+        ("filtered", FilterReason.UNSCORED.value, len(group.unscored)),
     ]

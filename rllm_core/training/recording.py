@@ -176,7 +176,12 @@ class Recording:
                     per_step(trajectory, [sample.advantages for sample in mine], learns_written=written),
                     per_step(trajectory, weights, learns_written=written),
                 )
-        return [self._trained_rollout(each, numbers, has_corrections=bool(corrections)) for each in group.episodes]
+        return [
+            RecordedRollout(episode, "filtered", FilterReason.UNSCORED.value)
+            if episode.rollout_index in group.unscored
+            else self._trained_rollout(episode, numbers, has_corrections=bool(corrections))
+            for episode in group.episodes
+        ]
 
     def _trained_rollout(
         self, episode: Episode, numbers: Mapping[int, tuple[PerStep, PerStep]], *, has_corrections: bool

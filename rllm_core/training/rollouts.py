@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
-from rllm_core.engine import Completer, RolloutEngine, TITOCompleter
+from rllm_core.engine import Completer, RolloutEngine, TITOCompleter, TokenSource
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
 from rllm_core.hosts.rollout_failures import failure_of
@@ -199,6 +200,16 @@ class RolloutRunner:
             await self._settled.wait()
         await self.merger.idle()
 
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[TokenSource]:
+        """Holds a slot for requests that belong to no rollout, and yields the source of their tokens."""
+        async with self.slots.place(priority=True):
+            self.merger.rollout_started()
+            try:
+                yield self.merger.source()
+            finally:
+                self.merger.rollout_ended()
+
     def _outside(self) -> int:
         """Returns how many calls to tools and reward functions are in progress."""
         return self.host.outside + sum(calls.in_progress for calls in self._calls)
@@ -318,6 +329,8 @@ class RolloutRunner:
         return self._estimators is None or self._estimators.of(group).needs_teacher
 
     def _needs_reward(self, group: str) -> bool:
+        if self.config.algorithm.group_scorer:
+            return False  # it comes later
         return self._estimators is None or self._estimators.of(group).needs_rewards
 
     def _failure(self, task: Task, error: Exception) -> Attempt:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rllm_core.algorithms.group_scorer import GroupScorer
 from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.tasks import Tasks, TaskStream
 from rllm_core.backend import BackendProtocol, Capabilities
@@ -27,6 +28,7 @@ from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
 from rllm_core.training.recording import Recording
 from rllm_core.training.rollouts import RolloutRunner
+from rllm_core.training.scoring import Scoring
 from rllm_core.training.staleness_limit import SyncCoordinator
 from rllm_core.workflow import Workflow
 
@@ -68,6 +70,8 @@ class RunParts:
         engine: Engine that its ``init_rollout_engine`` returned.
         algorithm: Advantage estimators and corrections.
         teacher: Teacher that scores rollouts, or None.
+        scorer: Group scorer, or None.
+        scorer_engine: Engine of the scorer's own model, or None.
         waits_for_others: Whether rollouts wait for others, see `rllm_core.providers.WorkflowProvider`.
     """
 
@@ -82,6 +86,8 @@ class RunParts:
     progress: Progress
     trackers: Trackers
     teacher: Teacher | None = None
+    scorer: GroupScorer | None = None
+    scorer_engine: RolloutEngine | None = None
     waits_for_others: bool = False
 
     @property
@@ -162,6 +168,11 @@ class RunParts:
         return RolloutRunner(
             self.host, self.engine, self.config, lockstep=lockstep, estimators=estimators, teacher=self.teacher
         )
+
+    @cached_property
+    def scoring(self) -> Scoring | None:
+        """Scores groups, or None if workflows give the rewards."""
+        return None if self.scorer is None else Scoring(self.scorer, self.runner, self.scorer_engine, self.config)
 
     @cached_property
     def pace(self) -> Pace:

@@ -293,7 +293,7 @@ class Trainer:
     async def _play_validation(self) -> list[Rollout]:
         if self._interrupt is not None:
             raise self._interrupt
-        self._validating = asyncio.create_task(play_all(self.parts.runner, self.validation_plan, "validation"))
+        self._validating = asyncio.create_task(self._validation_rollouts())
         try:
             return await self._validating
         except asyncio.CancelledError:
@@ -302,6 +302,16 @@ class Trainer:
             raise
         finally:
             self._validating = None
+
+    async def _validation_rollouts(self) -> list[Rollout]:
+        parts = self.parts
+        rollouts = await play_all(parts.runner, self.validation_plan, "validation")
+        if parts.scoring is not None:
+            tasks = [task for task, _ in self.validation_plan]
+            rollouts, errors = await parts.scoring.score_rollouts(rollouts, tasks, "validation")
+            for task_id, error in errors:
+                self.reporter.unscored(task_id, error)
+        return rollouts
 
     async def _nll_per_token(self, episodes: Sequence[Episode]) -> float | None:
         """Computes the negative log-likelihood of the target tokens under the current weights."""

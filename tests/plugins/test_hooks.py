@@ -107,6 +107,10 @@ def test_hook_corrections() -> None:
     provides(providers.CorrectionProvider)
 
 
+def test_hook_group_scorers() -> None:
+    provides(providers.GroupScorerProvider)
+
+
 def test_hook_reward_functions() -> None:
     provides(providers.RewardFunctionProvider)
 

@@ -32,6 +32,7 @@ __all__ = [
     "CommandContract",
     "CorrectionContract",
     "EngineContract",
+    "GroupScorerContract",
     "ParserContract",
     "PolicyLossContract",
     "RewardFunctionContract",
@@ -186,6 +187,12 @@ class CorrectionContract(_Contract):
     """The contract of `rllm_core.algorithms.corrections.Correction`."""
 
     kind: ClassVar[type[providers.Provider]] = providers.CorrectionProvider
+
+
+class GroupScorerContract(_Contract):
+    """The contract of `rllm_core.algorithms.group_scorer.GroupScorer`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.GroupScorerProvider
 
 
 class RewardFunctionContract(_Contract):

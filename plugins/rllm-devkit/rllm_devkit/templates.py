@@ -74,6 +74,12 @@ KINDS: dict[str, Kind] = {
         ),
         target="PlaceholderCorrection",
     ),
+    "scorer": Kind(
+        "A group scorer for rllm-core: the rank of a rollout among those of its task",
+        (PYDANTIC, CORE),
+        ("rllm-core train sort --backend local -o algorithm.group_scorer={provider}",),
+        target="PlaceholderScorer",
+    ),
     "backend": Kind(
         "A training backend for rllm-core: a table of logits in numpy",
         (NUMPY, PYDANTIC, CORE),

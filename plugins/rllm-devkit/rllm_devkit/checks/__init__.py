@@ -4,6 +4,7 @@ from rllm_devkit.checks.algorithms import check_correction, check_estimator, che
 from rllm_devkit.checks.backends import check_backend
 from rllm_devkit.checks.drift import Drift, probe_drift
 from rllm_devkit.checks.engines import check_engine
+from rllm_devkit.checks.group_scorers import check_group_scorer
 from rllm_devkit.checks.hosts import check_rollout_host
 from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import CheckResult
@@ -20,6 +21,7 @@ __all__ = [
     "check_correction",
     "check_engine",
     "check_estimator",
+    "check_group_scorer",
     "check_parser",
     "check_policy_loss",
     "check_reward_function",

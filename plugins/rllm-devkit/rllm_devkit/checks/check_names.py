@@ -63,6 +63,12 @@ def _correction_names() -> list[str]:
     return ["options", *CORRECTION_CHECKS]
 
 
+def _group_scorer_names() -> list[str]:
+    from rllm_devkit.checks.group_scorers import GROUP_SCORER_CHECKS
+
+    return list(GROUP_SCORER_CHECKS)
+
+
 def _loss_names() -> list[str]:
     from rllm_devkit.checks.losses import LOSS_CHECKS
 
@@ -91,6 +97,7 @@ _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.AdvantageEstimatorProvider: _estimator_names,
     providers.PolicyLossProvider: _loss_names,
     providers.CorrectionProvider: _correction_names,
+    providers.GroupScorerProvider: _group_scorer_names,
     providers.RewardFunctionProvider: _reward_names,
     providers.SandboxProvider: _sandbox_names,
 }

@@ -347,6 +347,18 @@ def _piece(key: str, options: Callable[[dict[str, Any], str], Any], check: str) 
     return build
 
 
+def _group_scorer(subject: _Subject) -> _Checks:
+    from rllm_core.assembly.components import configured
+    from rllm_devkit.checks.group_scorers import check_group_scorer
+
+    chosen = subject.tables.get("algorithm", {}).get("group_scorer_options", {})
+    kind = type(subject.provided.record)
+    scorer = _or_needs(
+        lambda: configured(subject.plugins, kind, "algorithm.group_scorer", subject.name, chosen, "options")
+    )
+    return lambda: run(check_group_scorer(scorer))
+
+
 def _reward_function(subject: _Subject) -> _Checks:
     from rllm_devkit.checks.rewards import check_selected
 
@@ -391,6 +403,7 @@ _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
     providers.CorrectionProvider: _piece(
         "corrections", lambda algorithm, name: algorithm.get("correction_options", {}).get(name), "check_correction"
     ),
+    providers.GroupScorerProvider: _group_scorer,
     providers.RewardFunctionProvider: _reward_function,
     providers.SandboxProvider: _sandbox,
     providers.CommandProvider: _command,

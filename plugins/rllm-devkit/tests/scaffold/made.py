@@ -16,6 +16,7 @@ NAMES = {
     "reward": "letters-in-place",
     "estimator": "from_median",
     "correction": "slow-fade",
+    "scorer": "rank_in_group",
     "sandbox": "own_folder",
     "command": "reward-bars",
     "observer": "step_lines",

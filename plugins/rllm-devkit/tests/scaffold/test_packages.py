@@ -122,7 +122,7 @@ def go_on(kind: str, folder: str = "") -> list[str]:
 def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = go_on("workflow")
-    for kind in ("parser", "loss", "tracker", "estimator", "correction"):
+    for kind in ("parser", "loss", "tracker", "estimator", "correction", "scorer"):
         command, workflow, *options = go_on(kind)
         assert (command, workflow, options[:2]) == ("train", "sort", ["--backend", "local"])
         arguments += options[2:]
@@ -140,6 +140,8 @@ def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_pa
     assert len(metrics) == 3
     assert all(step["grad_norm"] > 0 for step in metrics)
     assert all(step["segment_breaks"] == 0 for step in metrics)
+    assert all(0 <= step["reward_mean"] <= 1 for step in metrics)
+    assert all(f"workflow/{NAMES['scorer']}/value" in step for step in metrics)
     assert all(0 < step["correction_weight_mean"] <= 1 for step in metrics)
     written = (run_dir / "trackers" / tracker / "metrics.csv").read_text().splitlines()
     assert written == ["step,metric,value", *(f"{step['step']},reward_mean,{step['reward_mean']}" for step in metrics)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Values of `rllm_core.types.TerminationReason`; rollouts that end with them are never trained.
@@ -55,7 +56,12 @@ class Outcome:
 
 @dataclass
 class Group:
-    """The rollouts of one task; ``members`` are the trajectories to train, as (index, position) by group name."""
+    """The rollouts of one task.
+
+    Attributes:
+        unscored: Indices of the rollouts that the group scorer could not score.
+        members: Trajectories to train, as (index, position) by group name.
+    """
 
     ordinal: int
     task: str
@@ -66,9 +72,20 @@ class Group:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     state: str = "dispatched"
     weight_version: int = 0
+    unscored: set[int] = field(default_factory=set)
     left_out: int = 0
     filtered: str | None = None
     members: dict[str, list[tuple[int, int]]] | None = None
+
+    def score(self, rewards: Mapping[str, float | None]) -> None:
+        """Gives the rollouts the rewards of a ``score`` event, which replace those of their ``finish`` events."""
+        for index, outcome in self.outcomes.items():
+            if outcome.rollout in rewards:
+                reward = rewards[outcome.rollout]
+                parts = [replace(part, reward=reward) for part in outcome.parts or ()]
+                self.outcomes[index] = replace(outcome, parts=parts)
+                if reward is None:
+                    self.unscored.add(index)
 
     @property
     def ended_well(self) -> list[Outcome]:

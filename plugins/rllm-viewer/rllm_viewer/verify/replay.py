@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -157,20 +156,6 @@ class Replay(RunState):
         else:
             self._finished = rollout, group.task
 
-    def _check_versions(self, outcome: Outcome, event: dict[str, Any]) -> None:
-        """Checks that no future version sampled; older ones may, because engines may have replicas."""
-        # An engine may sample with new weights just before the sync event is written.
-        is_syncing = self.training.partial_rollout and self._synced_step < self.found.steps
-        live, version = self.found.weight_version + is_syncing, outcome.weight_version
-        self._check_live(version is None or version <= live, f"finish of rollout {outcome.rollout}", event)
-        for part in outcome.parts or ():
-            sampled = part.weight_version
-            newest = math.inf if self._is_doubted else live
-            if sampled is not None and (version is None or not version <= sampled <= newest):
-                self._problem(
-                    f"finish of rollout {outcome.rollout} has a trajectory of impossible weight_version {sampled}"
-                )
-
     def _error(self, event: dict[str, Any]) -> None:
         rollout = event["rollout"]
         if rollout in self._failed:
@@ -181,6 +166,15 @@ class Replay(RunState):
             )
         else:
             self._errors.add(rollout)
+
+    def _score(self, event: dict[str, Any]) -> None:
+        group = self._expect(event["group"], "dispatched", "dispatched")
+        if group is None:
+            return
+        rewards, known = event["rewards"], {outcome.rollout for outcome in group.ended_well}
+        self._require(rewards.keys() <= known, f"score of group {group.ordinal} has rollouts that it lacks")
+        self._require("error" not in event or not any(r is not None for r in rewards.values()), "score with an error")
+        group.score(rewards)
 
     def _enqueue(self, event: dict[str, Any]) -> None:
         group = self._expect(event["group"], "dispatched", "enqueued")
@@ -207,7 +201,7 @@ class Replay(RunState):
             (index, place)
             for index, outcome in group.outcomes.items()
             for place, part in enumerate(outcome.parts or ())
-            if part.turns and index not in out
+            if part.turns and index not in out and index not in group.unscored
         }
         is_sound = len(set(flat)) == len(flat) and set(flat) <= able
         self._require(is_sound, f"enqueue of group {group.ordinal} has trajectories {written}, which its rollouts lack")
@@ -284,9 +278,9 @@ class Replay(RunState):
             if group.filtered is not None:
                 self._books["filtered"][group.filtered] += group.rollouts
             else:
-                self._books["trained"]["trained"] += group.rollouts - group.left_out
-                if group.left_out:
-                    self._books["filtered"]["termination_reason"] += group.left_out
+                not_trained = {"termination_reason": group.left_out, "unscored": len(group.unscored)}
+                self._books["trained"]["trained"] += group.rollouts - sum(not_trained.values())
+                self._books["filtered"].update({reason: count for reason, count in not_trained.items() if count})
             del self.groups[group.ordinal]
         self.recorded.trained(groups, event["step"])
         metrics = measures.of_step(groups, self.found.weight_version, self._filtered, event)
@@ -384,6 +378,7 @@ _HANDLERS: dict[str, Callable[[Replay, dict[str, Any]], None]] = {
     "start": Replay._start,
     "finish": Replay._finish,
     "error": Replay._error,
+    "score": Replay._score,
     "enqueue": Replay._enqueue,
     "filter": Replay._filter,
     "quarantine": Replay._quarantine,

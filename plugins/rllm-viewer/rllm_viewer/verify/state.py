@@ -9,7 +9,7 @@ from typing import Any
 from rllm_core.config import TrainingConfig
 from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.groups import ExpectedGroups
-from rllm_viewer.verify.records import Block, Group, Snapshot
+from rllm_viewer.verify.records import Block, Group, Outcome, Snapshot
 
 # Every rollout ends in one of them; the names are keys of ``books`` in summary.json.
 OUTCOMES = ("trained", "filtered", "failed", "cancelled")
@@ -90,6 +90,20 @@ class RunState:
         if not holds and not self._is_doubted:
             self._is_doubted = True
             self._problem(f"{what} has weight_version {event['weight_version']}, live is {self.found.weight_version}")
+
+    def _check_versions(self, outcome: Outcome, event: dict[str, Any]) -> None:
+        """Checks that no future version sampled; older ones may, because engines may have replicas."""
+        # An engine may sample with new weights just before the sync event is written.
+        is_syncing = self.training.partial_rollout and self._synced_step < self.found.steps
+        live, version = self.found.weight_version + is_syncing, outcome.weight_version
+        self._check_live(version is None or version <= live, f"finish of rollout {outcome.rollout}", event)
+        for part in outcome.parts or ():
+            sampled = part.weight_version
+            newest = math.inf if self._is_doubted else live
+            if sampled is not None and (version is None or not version <= sampled <= newest):
+                self._problem(
+                    f"finish of rollout {outcome.rollout} has a trajectory of impossible weight_version {sampled}"
+                )
 
     def _compare(self, event: dict[str, Any], **expected: Any) -> None:
         """Compares fields of this event with the values that follow from earlier events."""

@@ -1,0 +1,133 @@
+"""Contract of group scorers, which give the rollouts of a task their rewards by comparing them with each other."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rllm_core.algorithms.options import Configured
+from rllm_core.services import Score
+from rllm_core.types import Episode, MessageLike, Step, Task
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """Rollouts of one task that are scored together.
+
+    Attributes:
+        task: Their task.
+        episodes: ``(rollouts,)`` episodes, sorted by ``rollout_index``. Those that failed, and those whose termination
+            reason keeps them from training, are not among them.
+        is_validation: Whether they belong to a validation or an evaluation, so that nothing is trained on them.
+        seed: Seed for whatever the scorer draws. It depends only on the run's seed and on the group.
+    """
+
+    task: Task
+    episodes: Sequence[Episode]
+    is_validation: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class ScorerModel:
+    """Model that a scorer asks through a rollout engine that needs no backend.
+
+    Attributes:
+        engine: Name of the engine.
+        path: Folder or name of the model.
+        parser: Name of the parser; "" for the one of the run file.
+    """
+
+    engine: str
+    path: str
+    parser: str = ""
+
+
+class ScorerServices(Protocol):
+    """What a run offers to its group scorer."""
+
+    async def complete(
+        self, messages: Sequence[MessageLike], *, seed: int, max_response_tokens: int, temperature: float = 0.0
+    ) -> Step:
+        """Samples one answer from the scorer's model (`GroupScorer.model`), or from the policy if it has none.
+
+        Requests are queued, retried and limited in time like those of rollouts, and counted.
+
+        Raises:
+            rllm_core.engine.EngineError: If the engine failed.
+            rllm_core.engine.Terminated: If the prompt is longer than ``rollout.max_prompt_tokens``.
+        """
+        ...
+
+    def count(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+        """Counts a call to a model that the scorer made by itself."""
+        ...
+
+
+Scores = Mapping[str, Score | float | None]
+"""Reward of each rollout by its ``rollout_id``; None for a rollout that could not be scored."""
+
+
+class GroupScorer(Configured, ABC):
+    """Scores whole groups; selected by ``algorithm.group_scorer``, with options in ``algorithm.group_scorer_options``.
+
+    A score becomes the reward of all trainable trajectories of its rollout, in place of the workflow's rewards, which
+    the scorer finds in the episodes. The parts of a `Score` are recorded: numbers as metrics of the episode, texts in
+    its metadata.
+
+    Attributes:
+        model: Model to open for `ScorerServices.complete`; None to ask the policy with its current weights. Set it in
+            ``__init__`` if it depends on the options.
+    """
+
+    model: ScorerModel | None = None
+
+    async def open(self, services: ScorerServices) -> None:
+        """Prepares for the first group of a run."""
+
+    async def close(self) -> None:
+        """Frees what `open` and `score` took. Called once, after the last group."""
+
+    @abstractmethod
+    async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
+        """Returns a score for every rollout of the group.
+
+        Called for many groups at once. An exception, a score that is missing or no finite number, and a rollout id that
+        the group does not have make the run call it again, ``algorithm.group_scorer_attempts`` times at most, and each
+        time for at most ``algorithm.group_scorer_timeout_seconds``. After that, all rollouts of the group are unscored.
+        An unscored rollout is not trained, and never has a reward of 0.
+
+        Raises:
+            rllm_core.errors.UserError: If only the user can fix the problem; ends the run.
+        """
+
+
+def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | None]:
+    """Returns the score of every rollout of the group.
+
+    Raises:
+        ValueError: If one is missing or is no finite number, or if there are others.
+    """
+    if not isinstance(returned, Mapping):
+        raise ValueError(f"score() returned {type(returned).__name__}, not a mapping from rollout ids to scores")
+    wanted = [episode.rollout_id for episode in group.episodes]
+    missing = [rollout for rollout in wanted if rollout not in returned]
+    if missing:
+        raise ValueError(
+            f"score() returned no score of rollout {missing[0]!r}; return None for a rollout that cannot be scored"
+        )
+    unknown = [rollout for rollout in returned if rollout not in wanted]
+    if unknown:
+        raise ValueError(f"score() returned a score of rollout {unknown[0]!r:.80}, which is not in the group")
+    return {rollout: _number(returned[rollout], rollout) for rollout in wanted}
+
+
+def _number(score: object, rollout: str) -> Score | None:
+    if score is None:
+        return None
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
+    return score if isinstance(score, Score) else Score(float(score))

@@ -1,0 +1,310 @@
+"""Tests group scorers: scores reach their rollouts, in every mode; what cannot be scored is never trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm_core.assembly.parts import Parts, assemble, host_of, workflow_of
+from rllm_core.assembly.resolution import load_run_config, resolve_run
+from rllm_core.errors import ConfigError, PluginError, RunError
+from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.recorded import group_at, index_of
+from rllm_core.training import evaluation
+from rllm_devkit.scripted import ScriptedBackend
+from rllm_viewer.verify import verify
+
+RunScripted = Callable[..., Any]
+pytestmark = pytest.mark.slow
+ASYNCHRONOUS = ("training.staleness_threshold=2", "training.partial_rollout=true")
+HEAD = """
+import asyncio, json, os
+from pathlib import Path
+
+from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel
+from rllm_core.config import Section
+from rllm_core.errors import ConfigError
+from rllm_core.services import Score
+
+HERE = Path(__file__).parent
+
+def log(**fields):
+    with (HERE / "calls.jsonl").open("a") as file:
+        file.write(json.dumps(fields) + "\\n")
+
+def own(episode):
+    return episode.trajectories[0].total_reward
+
+"""
+
+
+@pytest.fixture
+def scorer(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a file with a scorer whose ``score`` has this body, and returns the setting that selects it."""
+
+    def write(body: str, more: str = "") -> str:
+        lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
+        path = tmp_path / "scorer.py"
+        path.write_text(
+            f"{HEAD}\nclass Scorer(GroupScorer):\n{more}\n    async def score(self, group, services):\n{lines}\n"
+        )
+        return f"algorithm.group_scorer={path}"
+
+    return write
+
+
+def calls(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+
+
+OWN = "return {e.rollout_id: own(e) for e in reversed(group.episodes)}"
+
+
+@pytest.mark.parametrize("backend", ["scripted", "scripted_colocated"])
+@pytest.mark.parametrize("mode", [(), ASYNCHRONOUS])
+def test_scores_are_trained_like_the_same_rewards_of_a_workflow(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path, backend: str, mode: tuple[str, ...]
+) -> None:
+    if mode and backend == "scripted_colocated":
+        mode = ("training.trigger_parameter_sync_step=2",)
+    expected = run_scripted(*mode, backend=backend, path=tmp_path / "own")
+    run = run_scripted(scorer(OWN), *mode, backend=backend, path=tmp_path / "scored")
+    assert run.error is None
+    assert expected.error is None
+    assert run.summary["books"]["trained"] == expected.summary["books"]["trained"] == 6 * 4 * 4
+    if not mode:
+        assert run.lines("metrics") == expected.lines("metrics")
+    assert run.summary["validation"][0] == expected.summary["validation"][0]
+
+
+def test_scores_take_the_place_of_rewards_and_are_recorded(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path
+) -> None:
+    body = """
+log(ids=[e.rollout_id for e in group.episodes], seed=group.seed, validation=group.is_validation)
+return {e.rollout_id: Score(7.0 + e.rollout_index, {"style": 0.5, "because": "it is"}) for e in group.episodes}
+"""
+    run = run_scripted(scorer(body), "training.groups_kept_per_step=1")
+    assert run.error is None
+    assert {row["reward_mean"] for row in run.lines("metrics")} == {8.5}
+    assert {row["workflow/scorer/style"] for row in run.lines("metrics")} == {0.5}
+    groups = [group_at(run.path, entry) for entry in index_of(run.path)]
+    trained = next(group for group in groups if group.outcome == "trained")
+    assert [rollout.reward for rollout in trained.rollouts] == [7.0, 8.0, 9.0, 10.0]
+    said = trained.rollouts[0].episode.metadata["group_scorer"]
+    assert (said["parts"]["because"], said["reward"]) == ("it is", 7.0)
+    assert said["workflow_reward"] in (0.0, 1.0)
+    assert {call["validation"] for call in calls(tmp_path)} == {True, False}
+    seeds = [call["seed"] for call in calls(tmp_path) if not call["validation"]]
+    assert len(set(seeds)) == len(seeds) == 6 * 4
+
+
+def test_rollouts_need_no_reward_of_their_own(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path
+) -> None:
+    env = tmp_path / "env.py"
+    env.write_text(
+        "from rllm_core.types import Task\n"
+        "from rllm_core.workflow import Workflow\n"
+        "class Unlabeled(Workflow):\n"
+        "    def tasks(self, split):\n"
+        "        return [Task(task_id=f'{split}-{n}', data={}) for n in range(20)]\n"
+        "    async def run(self, task, completer):\n"
+        "        step = await completer.complete([{'role': 'user', 'content': 'say yes'}])\n"
+        "        return self.episode(task, [step])\n"
+    )
+    body = "return {e.rollout_id: float(e.trajectories[0].steps[-1].text == 'yes') for e in group.episodes}"
+    run = run_scripted(scorer(body), target=str(env))
+    assert run.error is None
+    rows = run.lines("metrics")
+    assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
+    assert run.summary["validation"][-1]["reward_mean"] is not None
+
+
+@pytest.mark.parametrize("mode", [(), ASYNCHRONOUS, ("algorithm.refill_filtered_groups=false",)])
+def test_an_unscored_rollout_is_left_out_and_never_has_a_reward(
+    run_scripted: RunScripted, scorer: Callable[..., str], mode: tuple[str, ...]
+) -> None:
+    body = "return {e.rollout_id: None if e.rollout_index == 1 else own(e) for e in group.episodes}"
+    run = run_scripted(scorer(body), *mode)
+    assert run.error is None
+    by_reason = run.summary["books_by_reason"]
+    assert by_reason["trained"] == {"trained": 6 * 4 * 3}
+    assert by_reason["filtered"] == {"unscored": 6 * 4}
+    assert {row["trajectories"] for row in run.lines("metrics")} == {12}
+    for event in run.lines("events"):
+        if event["event"] == "score":
+            assert set(event) == {"event", "group", "rewards"}
+            assert [reward is None for reward in event["rewards"].values()] == [False, True, False, False]
+    for entry in index_of(run.path):
+        for rollout in group_at(run.path, entry).rollouts:
+            if rollout.episode.rollout_index == 1 and not rollout.episode.is_validation:
+                assert (rollout.outcome, rollout.reason, rollout.reward) == ("filtered", "unscored", None)
+
+
+BROKEN = {
+    "dies": ("raise OSError('no route to the judge')", "OSError: no route to the judge"),
+    "stalls": ("await asyncio.sleep(3600)", "did not end within"),
+    "ends with text": ("return 'good'", "not a mapping"),
+    "forgets one": (f"{OWN[:-1]} if e.rollout_index}}", "no score of rollout"),
+    "knows another": (f"{OWN[:-1]}}} | {{'train-9': 1.0}}", "which is not in the group"),
+    "answers with text": ("return {e.rollout_id: '1.0' for e in group.episodes}", "return a finite number"),
+    "answers with a bool": ("return {e.rollout_id: True for e in group.episodes}", "return a finite number"),
+    "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_scorer_trains_nothing_and_ends_the_run(
+    run_scripted: RunScripted, scorer: Callable[..., str], how: str
+) -> None:
+    body, problem = BROKEN[how]
+    run = run_scripted(
+        scorer(body.replace("}}", "}") if how == "knows another" else body),
+        "algorithm.group_scorer_timeout_seconds=0.05",
+        "algorithm.group_scorer_attempts=2",
+        "algorithm.max_group_attempts=2",
+        "training.validation_rollouts=0",
+    )
+    assert isinstance(run.error, RunError)
+    assert "unscored" in str(run.error)
+    books = run.summary["books"]
+    assert books["trained"] == 0
+    assert books["dispatched"] == books["filtered"] + books["cancelled"]
+    scored = [event for event in run.lines("events") if event["event"] == "score"]
+    assert {frozenset(event) for event in scored} == {frozenset({"event", "group", "rewards", "error"})}
+    [failure] = run.summary["failures"]
+    assert (failure["reason"], problem in failure["error"]) == ("unscored", True)
+
+
+def test_a_scorer_is_asked_again(run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path) -> None:
+    body = """
+self.asked[group.seed] = self.asked.get(group.seed, 0) + 1
+log(seed=group.seed)
+if self.asked[group.seed] < 3:
+    raise OSError("busy")
+return {e.rollout_id: own(e) for e in group.episodes}
+"""
+    setting = scorer(body, "    async def open(self, services):\n        self.asked = {}\n")
+    run = run_scripted(setting, "training.steps=2", "training.validation_rollouts=0")
+    assert run.error is None
+    assert run.summary["books"]["filtered"] == 0
+    assert set(Counter(call["seed"] for call in calls(tmp_path)).values()) == {3}
+
+
+def test_an_error_that_only_the_user_can_fix_ends_the_run(
+    run_scripted: RunScripted, scorer: Callable[..., str]
+) -> None:
+    run = run_scripted(scorer("raise ConfigError('the judge refused the key')"))
+    assert isinstance(run.error, ConfigError)
+
+
+@pytest.mark.parametrize("mode", [(), ASYNCHRONOUS])
+def test_a_resumed_run_scores_no_complete_group_twice(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    body = f"""
+for e in group.episodes:
+    log(rollout=e.rollout_id, index=e.rollout_index, validation=group.is_validation)
+{OWN}
+"""
+
+    def fail_in_step_four(assembly: Parts) -> None:
+        backend: Any = assembly.backend
+        assert isinstance(backend, ScriptedBackend)
+        update = backend.update_policy
+
+        async def failing(step: Any) -> Any:
+            if step.step == 4:
+                raise OSError("the device is gone")
+            return await update(step)
+
+        backend.update_policy = failing
+
+    setting = scorer(body)
+    first = run_scripted(setting, *mode, "training.checkpoint_every_steps=1", prepare=fail_in_step_four)
+    assert first.error is not None
+    again = run_scripted(setting, *mode, "training.checkpoint_every_steps=1", path=first.path, resume=True)
+    assert again.error is None
+    assert verify(again.path).holds
+    scored = Counter(call["rollout"] for call in calls(tmp_path) if not call["validation"])
+    assert set(scored.values()) == {1}
+    restored = [e["restored"] for e in again.lines("events") if e["event"] == "begin"][1]
+    events = [event for event in again.lines("events") if event["event"] in ("begin", "score")]
+    after = events[[e["event"] for e in events].index("begin", 1) :]
+    assert not {event["group"] for event in after if event["event"] == "score"} & set(restored)
+
+
+def test_the_policy_can_be_asked(run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path) -> None:
+    body = """
+async def verdict(e):
+    step = await services.complete([{"role": "user", "content": "good?"}], seed=group.seed + e.rollout_index,
+                                   max_response_tokens=8, temperature=1.0)
+    log(text=step.text, version=step.weight_version)
+    return float(step.text == "yes")
+found = await asyncio.gather(*map(verdict, group.episodes))
+return {e.rollout_id: one for e, one in zip(group.episodes, found)}
+"""
+    run = run_scripted(scorer(body), backend="scripted_colocated")
+    assert run.error is None
+    asked = calls(tmp_path)
+    assert len(asked) == 6 * 4 * 4 + 2 * 10
+    assert {call["version"] for call in asked} == set(range(7))
+
+
+def test_evaluations_are_scored(plugins: PluginManager, scorer: Callable[..., str], tmp_path: Path) -> None:
+    body = """
+log(validation=group.is_validation, size=len(group.episodes))
+return {e.rollout_id: 0.25 for e in group.episodes}
+"""
+    setting = scorer(body)
+    resolved = resolve_run("say_yes", plugins, overrides=(setting,), backend="scripted")
+    parts = assemble(resolved.config, plugins)
+    host = host_of(resolved, workflow_of(resolved))
+    result = asyncio.run(
+        evaluation.evaluate(
+            resolved,
+            host,
+            evaluation.engine_of_backend(parts, None),
+            split="validation",
+            task_limit=5,
+            samples=3,
+            ks=(1,),
+        )
+    )
+    assert result["reward_mean"] == 0.25
+    assert calls(tmp_path) == [{"validation": True, "size": 3}] * 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (("algorithm.group_scorer=nobody",), PluginError, "algorithm.group_scorer = 'nobody'"),
+        (("algorithm.group_scorer_options={a=1}",), ConfigError, "algorithm.group_scorer is not"),
+        (("SCORER", "algorithm.group_scorer_options={a=1}"), ConfigError, "algorithm.group_scorer_options.a"),
+        (("SCORER", "algorithm.group_scorer_attempts=0"), ConfigError, "group_scorer_attempts"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    plugins: PluginManager,
+    scorer: Callable[..., str],
+    overrides: tuple[str, ...],
+    error: type[Exception],
+    message: str,
+) -> None:
+    setting = scorer(OWN)
+    given = tuple(setting if one == "SCORER" else one for one in overrides)
+    with pytest.raises(error, match=message):
+        assemble(load_run_config("say_yes", plugins, overrides=given, backend="scripted"), plugins)
+
+
+def test_the_engine_of_a_scorers_model_must_exist(plugins: PluginManager, scorer: Callable[..., str]) -> None:
+    setting = scorer(OWN, "    model = ScorerModel('nothing', 'folder')\n")
+    with pytest.raises(PluginError, match="nothing"):
+        assemble(load_run_config("say_yes", plugins, overrides=(setting,), backend="scripted"), plugins)
