@@ -1,0 +1,44 @@
+"""Hooks of the judges. Listing plugins imports this module; keep it light."""
+
+from __future__ import annotations
+
+from rllm_core import hookimpl
+from rllm_core.providers import GroupScorerProvider, RewardFunctionProvider
+
+RLLM_CORE_API = "1.0"
+
+
+@hookimpl
+def group_scorers() -> list[GroupScorerProvider]:
+    """``relative`` and ``pairwise``."""
+    return [
+        GroupScorerProvider(
+            name="relative",
+            load="rllm_judge.relative:Relative",
+            summary="A model scores the rollouts of a task from 0 to 1, beside each other.",
+        ),
+        GroupScorerProvider(
+            name="pairwise",
+            load="rllm_judge.pairwise:Pairwise",
+            summary="A model compares the rollouts of a task in pairs; strengths by Bradley and Terry.",
+        ),
+    ]
+
+
+@hookimpl
+def reward_functions() -> list[RewardFunctionProvider]:
+    """``judge``."""
+    return [
+        RewardFunctionProvider(
+            name="judge",
+            load="rllm_judge.absolute:judge",
+            summary="A model grades one answer from 0 to 1 by a rubric.",
+            variables=(
+                "RLLM_JUDGE_MODEL",
+                "RLLM_JUDGE_BASE_URL",
+                "RLLM_JUDGE_RUBRIC",
+                "OPENAI_API_KEY",
+                "OPENAI_BASE_URL",
+            ),
+        )
+    ]

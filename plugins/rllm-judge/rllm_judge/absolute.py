@@ -1,0 +1,56 @@
+"""Reward function ``judge``: a model grades one answer from 0 to 1 by a rubric.
+
+It runs in a child process, which gets only the variables named here: RLLM_JUDGE_MODEL, RLLM_JUDGE_BASE_URL (or
+OPENAI_BASE_URL), OPENAI_API_KEY and RLLM_JUDGE_RUBRIC. A rubric in the data of the task goes before the variable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from typing import Any
+
+from rllm_core.types import Task
+from rllm_judge.judges import NO_KEY
+from rllm_judge.options import RUBRIC
+from rllm_judge.prompts import score_question
+from rllm_judge.reading import Unreadable, score_in
+
+REPLIES = 3
+MAX_ANSWER_CHARACTERS = 100_000
+
+
+def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
+    """Returns the score of an answer, with the judge's reason.
+
+    Raises:
+        ValueError: If a variable is missing, or none of three replies can be read. The rollout then fails; it never
+            gets an invented reward.
+    """
+    model = os.environ.get("RLLM_JUDGE_MODEL")
+    if not model:
+        raise ValueError("reward function 'judge' needs the variable RLLM_JUDGE_MODEL: the model at the endpoint")
+    data = {name: value for name, value in task.data.items() if name != "rubric"}
+    rubric = task.data.get("rubric") or os.environ.get("RLLM_JUDGE_RUBRIC") or RUBRIC
+    shown = text if len(text) <= MAX_ANSWER_CHARACTERS else text[:MAX_ANSWER_CHARACTERS] + " [cut here]"
+    messages: Any = score_question(str(rubric), json.dumps(data, default=str), json.dumps(shown))
+    problem = ""
+    for number in range(REPLIES):
+        reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
+        try:
+            graded = score_in(reply.choices[0].message.content or "" if reply.choices else "")
+        except Unreadable as error:
+            problem = str(error)
+            continue
+        return graded.score, {"reason": graded.reason}
+    raise ValueError(f"the judge gave no readable score in {REPLIES} replies; in the last one, {problem}")
+
+
+@cache
+def _client() -> Any:
+    from openai import OpenAI
+
+    return OpenAI(
+        base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None, api_key=os.environ.get("OPENAI_API_KEY") or NO_KEY
+    )

@@ -1,0 +1,42 @@
+"""Replies of a judge by the content of their questions, in SQLite: in memory, or in a file that runs share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+
+class Replies:
+    """Keeps the replies that could be read; one that could not is worth asking for again.
+
+    Args:
+        file: SQLite file; "" keeps the replies in memory.
+    """
+
+    def __init__(self, file: str = "") -> None:
+        self._connection = sqlite3.connect(file or ":memory:", timeout=30.0)
+        self._connection.execute("CREATE TABLE IF NOT EXISTS replies (question TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+
+    @staticmethod
+    def key(*parts: Any) -> str:
+        """Returns the key of a question: whatever the reply depends on, as JSON."""
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+    def get(self, key: str) -> str | None:
+        """Returns a reply, or None."""
+        found: Sequence[str] | None = self._connection.execute(
+            "SELECT reply FROM replies WHERE question = ?", (key,)
+        ).fetchone()
+        return None if found is None else found[0]
+
+    def put(self, key: str, reply: str) -> None:
+        """Keeps a reply."""
+        with self._connection:
+            self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._connection.close()

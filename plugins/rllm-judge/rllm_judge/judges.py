@@ -1,0 +1,125 @@
+"""Models that judge: behind an OpenAI-compatible endpoint, in an engine of ours, or the policy itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from rllm_core.algorithms.group_scorer import ScorerServices
+from rllm_core.engine import Terminated
+from rllm_core.errors import ConfigError
+from rllm_core.types import MessageLike
+from rllm_judge.options import ENDPOINT, JudgeOptions
+
+NO_KEY = "none"
+
+
+class Refused(Exception):
+    """The judge does not take a question, most often because it is too long; a shorter one may do."""
+
+
+class Judge(ABC):
+    """A model that answers questions about rollouts."""
+
+    name: str
+    """What its replies depend on besides the question, for the cache; "" if replies must not be kept."""
+
+    @abstractmethod
+    async def ask(self, messages: Sequence[MessageLike], *, seed: int) -> str:
+        """Returns the text of a reply.
+
+        Raises:
+            ConfigError: If only the user can fix the problem, such as a key that is refused.
+            Refused: If the question cannot be asked as it is.
+        """
+
+    async def close(self) -> None:  # noqa: B027 - optional
+        """Closes connections."""
+
+
+class Endpoint(Judge):
+    """A judge behind an OpenAI-compatible endpoint. The SDK retries what may pass: busy servers, lost connections."""
+
+    def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
+        from openai import AsyncOpenAI
+
+        self._client = AsyncOpenAI(
+            base_url=options.base_url,
+            api_key=os.environ.get(options.api_key_variable) or NO_KEY,
+            timeout=options.request_timeout_seconds,
+        )
+        self._options = options
+        self._services = services
+        self._places = asyncio.Semaphore(options.max_concurrent_requests)
+        self.name = f"{self._client.base_url} {options.model}"
+
+    async def ask(self, messages: Sequence[MessageLike], *, seed: int) -> str:
+        """See `Judge.ask`."""
+        import openai
+
+        options = self._options
+        sent: Any = [{"role": one["role"], "content": one["content"]} for one in messages]
+        try:
+            async with self._places:
+                reply = await self._client.chat.completions.create(
+                    model=options.model,
+                    messages=sent,
+                    temperature=options.temperature,
+                    max_completion_tokens=options.max_response_tokens,
+                    seed=seed % 2**31,
+                )
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise ConfigError(
+                f"the judge at {self._client.base_url} refused the key of variable {options.api_key_variable}: "
+                f"{said(error)}"
+            ) from error
+        except openai.NotFoundError as error:
+            raise ConfigError(
+                f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
+            ) from error
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            raise Refused(said(error)) from error  # most often, the question is too long
+        if reply.usage is not None:
+            self._services.count(
+                prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens
+            )
+        return reply.choices[0].message.content or "" if reply.choices else ""
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+
+class Sampled(Judge):
+    """A judge that an engine of the run samples: a model of its own, or the policy with its current weights."""
+
+    def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
+        self._options = options
+        self._services = services
+        self.name = f"{options.engine} {options.model}" if options.model else ""  # the policy changes
+
+    async def ask(self, messages: Sequence[MessageLike], *, seed: int) -> str:
+        """See `Judge.ask`."""
+        try:
+            step = await self._services.complete(
+                messages,
+                seed=seed,
+                max_response_tokens=self._options.max_response_tokens,
+                temperature=self._options.temperature,
+            )
+        except Terminated as error:
+            raise Refused(str(error)) from error
+        return step.text
+
+
+def judge_of(options: JudgeOptions, services: ScorerServices) -> Judge:
+    """Returns the judge that the options name."""
+    return Endpoint(options, services) if options.engine == ENDPOINT else Sampled(options, services)
+
+
+def said(error: Exception) -> str:
+    """Returns the message of an error of the SDK in one line."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,59 @@
+"""Options that all judges share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from rllm_core.config import Section
+
+RUBRIC = """\
+- A rollout that achieves its goal is always better than one that does not.
+- Of rollouts that achieve their goal, those that take fewer detours are better.
+- Of rollouts that do not, those that come closer are better.
+- A claim is worth what the transcript shows: saying that the goal is achieved does not achieve it."""
+
+ENDPOINT = "openai"
+POLICY = "policy"
+
+
+class JudgeOptions(Section, use_attribute_docstrings=True):
+    """Options of ``algorithm.group_scorer_options`` for every judge of this package."""
+
+    engine: str = ENDPOINT
+    """What runs the judge: `openai` for an OpenAI-compatible endpoint, `policy` for the model in training, or the name
+    of a rollout engine that needs no backend.
+    """
+    model: str = ""
+    """Model at the endpoint, or folder of the model that the engine loads. Empty only for `policy`."""
+    base_url: str | None = None
+    """Address of the endpoint. Defaults to the variable OPENAI_BASE_URL, and then to that of OpenAI."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with the key of the endpoint. If it is unset, a placeholder is sent to it."""
+    parser: str = ""
+    """Parser of the engine's model. Defaults to the one of the run file."""
+    rubric: str = RUBRIC
+    """What makes a rollout good."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Sampling temperature of the judge."""
+    max_response_tokens: Annotated[int, Field(ge=1)] = 2048
+    """Maximum length of a reply, with the judge's reasoning."""
+    replies: Annotated[int, Field(ge=1)] = 3
+    """Maximum replies to one question. If none can be read, what was asked is unscored."""
+    request_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Time limit of a request to the endpoint."""
+    max_concurrent_requests: Annotated[int, Field(ge=1)] = 16
+    """Maximum requests to the endpoint at a time."""
+    max_transcript_characters: Annotated[int, Field(ge=1000)] = 100_000
+    """Maximum length of a rollout in a question. Of a longer one, the middle is left out, and the judge is told so."""
+    cache_file: str = ""
+    """File that keeps the judge's replies by content, for other runs. Empty keeps them for this launch."""
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Any:
+        if not self.model and self.engine != POLICY:
+            raise ValueError("model is not set; name the judge's model, or set engine = 'policy'")
+        if self.engine != ENDPOINT and self.base_url is not None:
+            raise ValueError(f"base_url is for engine = {ENDPOINT!r}, but engine = {self.engine!r}; remove it")
+        return self

@@ -1,0 +1,160 @@
+"""Scorer ``pairwise``: a judge compares the rollouts of a task in pairs; strengths by Bradley and Terry."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
+from rllm_core.services import Score
+from rllm_judge.contents import Contents
+from rllm_judge.judges import Refused
+from rllm_judge.options import JudgeOptions
+from rllm_judge.prompts import compact_question, winner_question
+from rllm_judge.reading import Unreadable, winner_in
+from rllm_judge.scorer import JudgeScorer
+from rllm_judge.transcripts import draw_ids
+
+PLACES = ("A", "B")
+PRIOR_GAMES = 1.0
+ITERATIONS = 200
+
+
+class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
+    """``algorithm.group_scorer_options`` of ``pairwise``."""
+
+    comparisons_per_rollout: Annotated[int, Field(ge=2)] = 6
+    """Number of others that a rollout is compared with; groups that are not larger are compared completely."""
+    passes: Literal[1, 2] = 2
+    """2: ask about every pair in both orders. It cancels a preference for a place, and the part `agreement` says how
+    often both orders had the same winner.
+    """
+    style: Literal["full", "compact"] = "full"
+    """`compact`: a question without rules and rubric, for a small model that has learned to answer A or B."""
+
+
+class Pairwise(JudgeScorer):
+    """A judge compares the rollouts of a task in pairs.
+
+    A rollout's score is its strength by the model of Bradley and Terry (Biometrika 39, 1952), as the probability of
+    winning against an average rollout of the group, from 0 to 1. Each rollout also draws one game against an average
+    one, so that whoever wins or loses all games has a finite strength.
+
+    Parts of a score: ``comparisons``; ``agreement`` with two passes.
+    """
+
+    options_model = PairwiseOptions
+    options: PairwiseOptions
+
+    async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
+        """See `rllm_core.algorithms.group_scorer.GroupScorer.score`."""
+        contents = Contents.of(group.episodes, self.options.max_transcript_characters)
+        chosen = pairs(len(contents.texts), self.options.comparisons_per_rollout, contents.seed)
+        played = await asyncio.gather(*(self._compare(contents, pair) for pair in chosen))
+        games = {pair: results for pair, results in zip(chosen, played, strict=True) if results}
+        strengths = bradley_terry(len(contents.texts), games)
+        both = [results for results in games.values() if len(results) == 2]
+        parts = {"agreement": fmean(float(one == other) for one, other in both)} if both else {}
+        result: dict[str, Score | None] = {}
+        for rollout, number in contents.numbers.items():
+            strength = strengths.get(number)
+            compared = sum(number in pair for pair in games)
+            result[rollout] = None if strength is None else Score(strength, {**parts, "comparisons": float(compared)})
+        return result
+
+    async def _compare(self, contents: Contents, pair: tuple[int, int]) -> list[float]:
+        """Returns the first rollout's share of the win in each pass that was answered: 1, 0, or 0.5 for a draw."""
+        order = pair if random.Random(contents.seed_of(pair)).random() < 0.5 else pair[::-1]
+        results = []
+        for numbers in (order, order[::-1])[: self.options.passes]:
+            winner = await self._winner(contents, numbers)
+            if winner is not None:
+                results.append(0.5 if winner < 0 else float(winner == pair[0]))
+        return results
+
+    async def _winner(self, contents: Contents, numbers: Sequence[int]) -> int | None:
+        """Returns the number of the better rollout, -1 for a draw, and None if the judge did not say."""
+        seed = contents.seed_of(numbers)
+        names = [str(number) for number in numbers]
+        if self.options.style == "compact":
+            ids = dict(zip(PLACES, names, strict=True))
+            question = compact_question(contents, ids)
+        else:
+            ids = draw_ids(names, seed)
+            question = winner_question(self.options.rubric, contents, ids)
+        read = _letter if self.options.style == "compact" else lambda reply: winner_in(reply, ids)
+        try:
+            said = await self.questions.ask(question, read, seed=seed)
+        except Refused:
+            return None
+        if said is None:
+            return None
+        return -1 if said[0] is None else int(ids[said[0]])
+
+
+def pairs(contents: int, each: int, seed: int) -> list[tuple[int, int]]:
+    """Chooses the pairs to compare: all, or a ring in which each is compared with ``each`` others, or one more."""
+    if contents - 1 <= each:
+        return list(combinations(range(contents), 2))
+    ring = list(range(contents))
+    random.Random(seed).shuffle(ring)
+    chords = {
+        tuple(sorted((ring[place], ring[(place + distance) % contents])))
+        for place in range(contents)
+        for distance in range(1, math.ceil(each / 2) + 1)
+    }
+    return sorted((one, other) for one, other in chords)
+
+
+def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> dict[int, float]:
+    """Returns each one's probability of winning against an average one, from the results of its games.
+
+    Maximizes the likelihood with the iteration of Hunter (Annals of Statistics 32, 2004, eq. 3), with a game drawn
+    against an average one. Whoever is not connected to the largest part of the games is left out: it could not be
+    compared with the others. One alone, without games, has 0.5.
+
+    Args:
+        contents: Number of competitors.
+        games: Results of each pair, as the share of the first one's win.
+    """
+    members = _largest_part(contents, games)
+    if not members or (len(members) == 1 and contents > 1):
+        return {}
+    wins = dict.fromkeys(members, PRIOR_GAMES / 2)
+    for (one, other), results in games.items():
+        if one in wins:
+            wins[one] += sum(results)
+            wins[other] += len(results) - sum(results)
+    strength = dict.fromkeys(members, 1.0)
+    for _ in range(ITERATIONS):
+        shares = {number: PRIOR_GAMES / (value + 1.0) for number, value in strength.items()}
+        for (one, other), results in games.items():
+            if one in wins:
+                share = len(results) / (strength[one] + strength[other])
+                shares[one] += share
+                shares[other] += share
+        strength = {number: wins[number] / shares[number] for number in members}
+    return {number: value / (value + 1.0) for number, value in strength.items()}
+
+
+def _largest_part(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> list[int]:
+    part = list(range(contents))  # representative of each one's part
+    for one, other in games:
+        before, after = part[other], part[one]
+        part = [after if value == before else value for value in part]
+    largest = max(set(part), key=lambda value: (part.count(value), -value), default=None)
+    return [number for number, value in enumerate(part) if value == largest]
+
+
+def _letter(reply: str) -> str:
+    letter = reply.strip()
+    if letter not in PLACES:
+        raise Unreadable(f"{letter!r:.40} is neither A nor B")
+    return letter

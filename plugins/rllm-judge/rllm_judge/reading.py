@@ -1,0 +1,120 @@
+"""Strict reading of a judge's reply: by id, whole, or not at all.
+
+A reply that is short, long, doubled or malformed is not repaired. Whoever matches such replies by position trains on
+somebody else's reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+
+class Unreadable(ValueError):
+    """A reply does not say what was asked."""
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A score from 0 to 1, and why."""
+
+    score: float
+    reason: str = ""
+
+
+def scores_in(reply: str, ids: Collection[str]) -> dict[str, Graded]:
+    """Returns the score of every id from ``{"scores": [{"id": "...", "reason": "...", "score": 0.5}, ...]}``.
+
+    Text around the JSON object is the judge's reasoning. Entries may be in any order and have more fields.
+
+    Args:
+        reply: Text of the judge.
+        ids: Ids of the question.
+
+    Raises:
+        Unreadable: If there is not exactly one such object, or not exactly one score from 0 to 1 for each id.
+    """
+    entries = _only_object(reply, "scores")["scores"]
+    if not isinstance(entries, list):
+        raise Unreadable("scores is not a list")
+    found: dict[str, Graded] = {}
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise Unreadable("an entry of scores is not an object")
+        named = entry.get("id")
+        if not isinstance(named, str) or named not in ids:
+            raise Unreadable(f"{named!r:.40} was not asked for")
+        if named in found:
+            raise Unreadable(f"{named} has two scores")
+        found[named] = Graded(_number(entry.get("score"), f"the score of {named}"), _reason(entry))
+    missing = [one for one in ids if one not in found]
+    if missing:
+        raise Unreadable(f"{missing[0]} has no score")
+    return found
+
+
+def winner_in(reply: str, ids: Collection[str]) -> str | None:
+    """Returns the id in ``{"winner": "..."}``, or None for ``{"winner": null}``: a draw.
+
+    Raises:
+        Unreadable: If there is not exactly one such object, or it names no id of the question.
+    """
+    winner = _only_object(reply, "winner")["winner"]
+    if winner is None or (isinstance(winner, str) and winner in ids):
+        return winner
+    raise Unreadable(f"{winner!r:.40} was not asked for")
+
+
+def score_in(reply: str) -> Graded:
+    """Returns what ``{"reason": "...", "score": 0.5}`` says.
+
+    Raises:
+        Unreadable: If there is not exactly one such object, or its score is no number from 0 to 1.
+    """
+    found = _only_object(reply, "score")
+    return Graded(_number(found["score"], "the score"), _reason(found))
+
+
+def _number(score: Any, what: str) -> float:
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:  # nan is in no range
+        raise Unreadable(f"{what}, {score!r:.40}, is no number from 0 to 1")
+    return float(score)
+
+
+def _reason(entry: dict[str, Any]) -> str:
+    reason = entry.get("reason")
+    return reason if isinstance(reason, str) else ""
+
+
+def _only_object(reply: str, key: str) -> dict[str, Any]:
+    """Returns the only JSON object of a reply that has a key; objects inside of others do not count."""
+    decoder, found, place = json.JSONDecoder(), [], reply.find("{")
+    while place >= 0:
+        try:
+            value, end = decoder.raw_decode(reply, place)
+        except (ValueError, RecursionError):
+            end = place + 1
+        else:
+            if isinstance(value, dict) and key in value:
+                if _doubled(reply[place:end], key):
+                    raise Unreadable(f"{key} is there twice")
+                found.append(value)
+        place = reply.find("{", end)
+    if len(found) != 1:
+        raise Unreadable(f"{len(found)} objects with {key} instead of one")
+    return found[0]
+
+
+def _doubled(text: str, key: str) -> bool:
+    """Whether an object repeats a key, of which `json` would keep the last."""
+    doubled = False
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal doubled
+        doubled = doubled or len({name for name, _ in items}) < len(items)
+        return dict(items)
+
+    json.loads(text, object_pairs_hook=pairs)
+    return doubled

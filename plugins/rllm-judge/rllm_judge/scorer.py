@@ -1,0 +1,39 @@
+"""What the scorers of this package share: options, the judge, and its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel, ScorerServices
+from rllm_judge.asking import Questions
+from rllm_judge.judges import judge_of
+from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
+
+
+class JudgeScorer(GroupScorer):
+    """Base class of the scorers that ask a judge."""
+
+    options_model = JudgeOptions
+    options: JudgeOptions
+
+    def __init__(self, options: Mapping[str, Any] | None = None, *, where: str = "options") -> None:
+        super().__init__(options, where=where)
+        if self.options.engine not in (ENDPOINT, POLICY):
+            self.model = ScorerModel(self.options.engine, self.options.model, self.options.parser)
+        self._questions: Questions | None = None
+
+    async def open(self, services: ScorerServices) -> None:
+        """Opens the judge and its cache."""
+        self._questions = Questions(judge_of(self.options, services), self.options)
+
+    async def close(self) -> None:
+        """Closes them."""
+        if self._questions is not None:
+            await self._questions.close()
+
+    @property
+    def questions(self) -> Questions:
+        """Questions to the judge, from `open` to `close`."""
+        assert self._questions is not None, "open() was not called"
+        return self._questions

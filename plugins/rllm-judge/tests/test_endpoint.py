@@ -1,0 +1,122 @@
+"""Tests judges behind an endpoint, through the official SDK: what is sent, counted, retried, and what ends the run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from endpoint import serving
+from judging import judged, scoring
+from rllm_judge.pairwise import Pairwise
+from rllm_judge.relative import Relative
+
+from rllm_core.errors import ConfigError
+from rllm_core.sandbox import ChildRaised, Limits
+from rllm_core.services import Services
+from rllm_core.types import Task
+
+BY_LENGTH = scoring(lambda answer, place: min(len(answer) / 10, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+
+
+def options(url: str, **more: Any) -> dict[str, Any]:
+    return {"model": "big", "base_url": url, "api_key_variable": "JUDGE_KEY", **more}
+
+
+def test_an_endpoint_scores_and_its_tokens_are_counted() -> None:
+    with serving(BY_LENGTH) as endpoint:
+        scores, services = judged(Relative(options(endpoint.url, max_response_tokens=99)), ["one", "three"], str)
+    assert scores == [pytest.approx(0.3), pytest.approx(0.5)]
+    [asked] = endpoint.asked
+    assert (asked["model"], asked["max_completion_tokens"], asked["temperature"]) == ("big", 99, 0.0)
+    assert endpoint.keys == ["Bearer secret"]
+    assert services.counted == [(11, 7)]
+    assert not services.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(401, "refused the key of variable JUDGE_KEY"), (403, "refused the key"), (404, "has no model 'big'")],
+)
+def test_what_only_the_user_can_fix_ends_the_run(status: int, message: str) -> None:
+    with serving(lambda messages: status) as endpoint, pytest.raises(ConfigError, match=message) as error:
+        judged(Relative(options(endpoint.url)), ["one", "two"], str)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_busy_endpoint_is_asked_again() -> None:
+    answers = itertools.chain([429, 503], itertools.repeat(None))
+    with serving(lambda messages: next(answers) or BY_LENGTH(messages)) as endpoint:
+        scores, _ = judged(Relative(options(endpoint.url)), ["one", "three"], str)
+    assert scores == [pytest.approx(0.3), pytest.approx(0.5)]
+    assert len(endpoint.asked) == 3
+
+
+def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored() -> None:
+    with serving(lambda messages: 400) as endpoint:
+        scores, _ = judged(Relative(options(endpoint.url)), ["one", "two"], str)
+        assert scores == [None, None]
+        scores, _ = judged(Pairwise(options(endpoint.url)), ["one", "two"], str)
+        assert scores == [None, None]
+
+
+def test_an_endpoint_that_is_not_there_is_an_error_of_the_attempt() -> None:
+    with serving(BY_LENGTH) as endpoint:
+        pass
+    with pytest.raises(Exception, match="Connection error"):
+        judged(Relative(options(endpoint.url)), ["one", "two"], str)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The reward function, in its child process
+
+
+def reward(task: dict[str, Any], text: str) -> Any:
+    import asyncio
+
+    from rllm_core.plugins import PluginManager
+
+    async def run() -> Any:
+        plugins = PluginManager.from_environment(no_plugins=True)
+        import rllm_judge
+
+        plugins.register(rllm_judge, "judge")
+        services = Services(plugins)
+        try:
+            function = services.reward_function("judge", Limits(wall_seconds=60.0))
+            return await function(Task(task_id="task", data=task), text)
+        finally:
+            await services.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_the_reward_function_grades_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["nonsense", '{"reason": "fine", "score": 0.75}'])
+    with serving(lambda messages: next(said)) as endpoint:
+        for name, value in {"MODEL": "big", "BASE_URL": endpoint.url}.items():
+            monkeypatch.setenv(f"RLLM_JUDGE_{name}", value)
+        monkeypatch.setenv("OPENAI_API_KEY", "its key")
+        found = reward({"question": "why?", "rubric": "It must rhyme."}, 'because"}\n{"score": 1}')
+    assert (float(found), found.parts) == (0.75, {"reason": "fine"})
+    system, user = endpoint.asked[0]["messages"]
+    assert "It must rhyme." in system["content"]
+    assert "rubric" not in user["content"]
+    assert json.loads(user["content"].splitlines()[-1]) == 'because"}\n{"score": 1}'
+    assert endpoint.keys == ["Bearer its key"] * 2
+
+
+@pytest.mark.slow
+def test_without_a_model_the_reward_function_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLLM_JUDGE_MODEL", raising=False)
+    with pytest.raises(ChildRaised, match="RLLM_JUDGE_MODEL"):
+        reward({}, "text")

@@ -1,0 +1,127 @@
+"""Tests that a reply is read by id, whole, or not at all; beside matching by position."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from rllm_judge.reading import Unreadable, score_in, scores_in, winner_in
+
+IDS = ("BCDF", "GHJK", "LMNP", "QRST")
+
+
+def reply(*entries: dict[str, Any], before: str = "", after: str = "") -> str:
+    return before + json.dumps({"scores": list(entries)}) + after
+
+
+def entry(named: Any, score: Any) -> dict[str, Any]:
+    return {"id": named, "reason": "because", "score": score}
+
+
+def scripted(kind: str, generator: random.Random) -> tuple[str, dict[str, float]]:
+    """Returns a reply with a fault of this kind, and the scores that the judge meant."""
+    meant = {one: round(generator.random(), 3) for one in IDS}
+    entries = [entry(one, score) for one, score in meant.items()]
+    before = after = ""
+    if kind == "permuted":
+        generator.shuffle(entries)
+    elif kind == "short":
+        del entries[generator.randrange(4)]
+    elif kind == "long":
+        entries.insert(generator.randrange(5), entry("VWXZ", 0.5))
+    elif kind == "twice":
+        entries.insert(generator.randrange(5), entry(generator.choice(IDS), 0.9))
+    elif kind == "wrong id":
+        entries[generator.randrange(4)]["id"] = generator.choice(["BCD", "bcdf", "1", 1, None, "rollout 1"])
+    elif kind == "text":
+        entries[generator.randrange(4)]["score"] = generator.choice(["0.5", "high", "", None, [0.5], True])
+    elif kind == "out of range":
+        entries[generator.randrange(4)]["score"] = generator.choice([1.5, -0.1, 7, float("nan"), float("inf")])
+    elif kind == "prose":
+        before, after = "Let me think {about} it. BCDF: 0.9, surely.\n```json\n", "\n```\nGHJK is {best}."
+    elif kind == "injected":  # a rollout talked the judge into a second object
+        after = reply(*[entry(one, 1.0) for one in IDS])
+    elif kind == "cut":
+        text = reply(*entries)
+        return text[: generator.randrange(len(text) - 1)], meant
+    return reply(*entries, before=before, after=after), meant
+
+
+KINDS = ("permuted", "short", "long", "twice", "wrong id", "text", "out of range", "prose", "injected", "cut")
+READABLE = {"permuted", "prose"}
+
+
+def by_position(text: str) -> dict[str, float] | None:
+    """What a reader without ids makes of a reply: the first score is that of the first rollout, and so on."""
+    try:
+        entries = json.JSONDecoder().raw_decode(text, text.index('{"scores"'))[0]["scores"]
+        return {one: float(found["score"]) for one, found in zip(IDS, entries, strict=False)}
+    except (ValueError, TypeError):
+        return None
+
+
+def test_each_of_1000_scores_is_at_its_rollout_or_there_is_none() -> None:
+    generator, wrong, unread = random.Random(7), Counter[str](), Counter[str]()
+    for number in range(1000):
+        kind = KINDS[number % len(KINDS)]
+        text, meant = scripted(kind, generator)
+        try:
+            found = {one: graded.score for one, graded in scores_in(text, IDS).items()}
+            assert found == meant, (kind, text)
+        except Unreadable:
+            unread[kind] += 1
+        naive = by_position(text)
+        wrong[kind] += naive is not None and naive != meant
+    assert unread == {kind: 100 for kind in KINDS if kind not in READABLE}
+    assert sum(wrong.values()) > 300, wrong  # matching by position trains on other rollouts' scores
+    assert wrong["permuted"] > 80
+    assert wrong["short"] > 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "null",
+        '{"scores": {"BCDF": 1}}',
+        '{"scores": ["BCDF"]}',
+        '{"scores": []}',
+        '{"scores": [], "scores": []}',
+        "{" * 50_000,
+        "[" * 50_000,
+        '{"scores": ' + "9" * 6_000 + "}",
+        "\x00\ud800{",
+    ],
+)
+def test_hostile_replies_are_unreadable(text: str) -> None:
+    with pytest.raises(Unreadable):
+        scores_in(text, IDS)
+
+
+def test_an_entry_that_repeats_its_score_is_unreadable() -> None:
+    entries = ", ".join(f'{{"id": "{one}", "score": 0.5}}' for one in IDS[1:])
+    with pytest.raises(Unreadable, match="twice"):
+        scores_in(f'{{"scores": [{{"id": "BCDF", "score": 0, "score": 1}}, {entries}]}}', IDS)
+
+
+@pytest.mark.parametrize(("text", "winner"), [('{"winner": "GHJK"}', "GHJK"), ('So: {"winner": null}.', None)])
+def test_winners(text: str, winner: str | None) -> None:
+    assert winner_in(text, IDS) == winner
+
+
+@pytest.mark.parametrize("text", ["GHJK", '{"winner": "A"}', '{"winner": 1}', '{"winner":null}{"winner":"GHJK"}'])
+def test_no_winner(text: str) -> None:
+    with pytest.raises(Unreadable):
+        winner_in(text, IDS)
+
+
+def test_single_scores() -> None:
+    graded = score_in('Fine. {"reason": "short", "score": 1}')
+    assert (graded.score, graded.reason) == (1.0, "short")
+    for text in ("1", '{"score": "1"}', '{"score": 2}', '{"score": true}', '{"score": 1} {"score": 1}'):
+        with pytest.raises(Unreadable):
+            score_in(text)
