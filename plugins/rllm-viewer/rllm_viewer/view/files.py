@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,30 +57,52 @@ def _decode(line: bytes, found: Added) -> None:
         found.broken += 1
 
 
+class _Spelled(msgspec.Struct):
+    id: int
+    text: str
+    bytes: str | None = None
+
+
 class Spelled:
-    """Texts of token ids in ``tokens.jsonl``, read as they come."""
+    """Texts of token ids in ``tokens.jsonl``, read as they come.
+
+    Attributes:
+        texts: Text of each token id.
+        bytes: Bytes of those that are not a whole text of their own, in hexadecimal.
+    """
 
     def __init__(self, run: Path) -> None:
         self._path = run / f"{TOKENS}.jsonl"
         self._lock = threading.Lock()
-        self._lines: dict[int, Json] = {}
         self._position = 0
+        self.texts: dict[int, str] = {}
+        self.bytes: dict[int, str] = {}
 
-    def lines(self) -> Mapping[int, Json]:
-        """Returns the line of each token id."""
+    def update(self) -> None:
+        """Reads the ids that are new."""
+        decode = msgspec.json.Decoder(_Spelled).decode
         with self._lock:
-            new = added(self._path, self._position)
-            self._position = new.next
-            if new.is_new:
-                self._lines = {}
-            for row in new.rows:
-                if isinstance(row.get("id"), int) and isinstance(row.get("text"), str):
-                    self._lines[row["id"]] = row
-            return self._lines
+            for line in self._new_lines():
+                with contextlib.suppress(ValueError):  # A token without a text is shown as its id.
+                    read = decode(line)
+                    self.texts[read.id] = read.text
+                    if read.bytes is not None:
+                        self.bytes[read.id] = read.bytes
 
-    def texts(self) -> dict[int, str]:
-        """Returns the text of each token id."""
-        return {token: line["text"] for token, line in self.lines().items()}
+    def _new_lines(self) -> Iterator[bytes]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            if file.seek(0, 2) < self._position:
+                self.texts, self.bytes, self._position = {}, {}, 0
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                yield line
 
 
 class _Owner(msgspec.Struct):
@@ -122,8 +145,6 @@ class Timings:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                try:
+                with contextlib.suppress(ValueError):  # A group can be shown without its seconds.
                     self._places[decode(line).rollout] = (self._position, len(line) - 1)
-                except ValueError:
-                    pass  # A group can be shown without its seconds.
                 self._position += len(line)

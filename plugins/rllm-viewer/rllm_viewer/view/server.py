@@ -73,7 +73,7 @@ class ViewServer(ThreadingHTTPServer):
         while not self._closing.is_set():
             for run in self.answers.runs:
                 try:
-                    run.index.update()
+                    run.update()
                 except OSError as error:  # such as a folder that has been deleted
                     run.problem = f"{error.filename or run.path} cannot be read: {error.strerror or error}"
                 else:

@@ -23,13 +23,14 @@ CONTROL = re.compile(
 )
 
 
-def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, Mapping[str, Any]]) -> Json:
+def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, str], pieces: Mapping[int, str]) -> Json:
     """Returns the tokens of a rollout as JSON data.
 
     Args:
         group: Group of the rollout.
         position: Its position in the group.
-        texts: Line of ``tokens.jsonl`` of each token id.
+        texts: Text of each token id.
+        pieces: Bytes of those that are only a part of a character, in hexadecimal.
     """
     rollout = group.rollouts[position]
     sequences = [
@@ -39,13 +40,14 @@ def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, Mapping[
     ]
     used = sorted({token for sequence in sequences for token in sequence["ids"]})
     known = {token: texts[token] for token in used if token in texts}
+    bytes_of = {str(token): pieces[token] for token in used if token in pieces}
     return {
         "position": position,
         "index": rollout.episode.rollout_index,
         "sequences": sequences,
-        "texts": {str(token): line["text"] for token, line in known.items()},
-        "bytes": {str(token): line["bytes"] for token, line in known.items() if "bytes" in line},
-        "control": [token for token, line in known.items() if CONTROL.fullmatch(line["text"])],
+        "texts": {str(token): text for token, text in known.items()},
+        "bytes": bytes_of,
+        "control": [token for token, text in known.items() if CONTROL.fullmatch(text)],
         "differs": _difference(group, rollout, sequences),
     }
 

@@ -44,6 +44,15 @@ class ViewedRun:
         self._spelled = Spelled(path)
         self._timings = Timings(path)
 
+    def update(self) -> None:
+        """Reads what the run has written since the last time.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
+        self.index.update()
+        self._spelled.update()
+
     def summary(self) -> Json:
         """Returns the run in short."""
         result = results.result_of(self.path)
@@ -90,7 +99,8 @@ class ViewedRun:
         """
         group = self._read(identity)
         timings = self._timings.of([rollout.episode.rollout_id for rollout in group.rollouts])
-        return details.of_group(identity, group, timings, self._spelled.texts())
+        self._spelled.update()
+        return details.of_group(identity, group, timings, self._spelled.texts)
 
     def tokens(self, identity: int, position: int) -> Json:
         """Returns the tokens of a rollout.
@@ -101,7 +111,8 @@ class ViewedRun:
         group = self._read(identity)
         if not 0 <= position < len(group.rollouts):
             raise NotFound(f"the group has no rollout at position {position}; it has {len(group.rollouts)}")
-        return token_details.of_rollout(group, position, self._spelled.lines())
+        self._spelled.update()
+        return token_details.of_rollout(group, position, self._spelled.texts, self._spelled.bytes)
 
     def episode(self, identity: int, position: int) -> Json:
         """Returns a rollout as the data from which `rllm_core.types.Episode` restores it.

@@ -93,7 +93,7 @@ export function messages(list, { prefix = 0, mark = null } = {}) {
     const rest = Object.entries(others).filter(([, value]) => value && (!Array.isArray(value) || value.length));
     const hasContent = content !== null && content !== undefined && content !== "";
     return h("article", { class: `message role-${/^(system|user|assistant|tool)$/.test(role) ? role : "other"}` },
-      h("h4", {}, role),
+      h("p", { class: "role" }, role),
       rest.map(([name, value]) => folded(name, () => long(typeof value === "string" ? value : pretty(value)), name.startsWith("reason"))),
       hasContent || !calls?.length ? contentOf(hasContent ? content : "", prefix, mark) : null,
       (calls || []).map(call));
@@ -127,7 +127,7 @@ function image(part) {
 function call(one) {
   const made = one?.function || one || {};
   const written = typeof made.arguments === "string" ? made.arguments : pretty(made.arguments ?? "");
-  return h("div", { class: "call" }, h("h5", {}, "calls ", h("code", {}, String(made.name ?? "?"))), long(prettyText(written) || written));
+  return h("div", { class: "call" }, h("p", { class: "role" }, "calls ", h("code", {}, String(made.name ?? "?"))), long(prettyText(written) || written));
 }
 
 export function ratio(values) {

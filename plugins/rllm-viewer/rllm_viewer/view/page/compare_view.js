@@ -22,7 +22,7 @@ export async function compareView(place, app) {
   if (runs.length < 2) return { element: h("div", {}, h("h1", {}, "Compare runs"), choose, h("p", { class: "empty" }, app.runs.length < 2 ? "Only one run is open. Start the viewer with several: rllm-core view RUN RUN" : "Choose at least two runs.")), title: "compare" };
   const found = await get(`/api/compare?runs=${numbers.join(",")}`);
   const names = runs.map((run, at) => `${String.fromCharCode(65 + at)}: ${run.summary.name}`);
-  const section = (title, rows, form = text) => Object.keys(rows).length > 0 ? h("section", {}, h("h2", {}, title), table(names, rows, form)) : h("section", {}, h("h2", {}, title), h("p", { class: "dim" }, "the same"));
+  const section = (title, rows, form = text) => Object.keys(rows).length > 0 ? h("section", {}, h("h2", {}, title), table(title, names, rows, form)) : h("section", {}, h("h2", {}, title), h("p", { class: "dim" }, "the same"));
   return {
     element: h("div", {}, h("h1", {}, "Compare runs"), choose,
       found.curve && chart({ title: found.curve, lines: found.curves.map((points, at) => ({ label: names[at], points: points.filter(([, value]) => typeof value === "number") })) }),
@@ -37,8 +37,8 @@ function text(value) {
   return value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value);
 }
 
-function table(names, rows, form) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, h("table", {}, h("thead", {}, h("tr", {}, h("td", {}), names.map((name) => h("th", { scope: "col" }, name)))),
+function table(title, names, rows, form) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, h("td", {}), names.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, Object.entries(rows).map(([name, values]) => h("tr", {}, h("th", { scope: "row" }, name), values.map((value) => h("td", {}, form(value))))))));
 }
 

@@ -107,7 +107,7 @@ export function select(rows, filter, hits = null) {
     else found.push({ row, positions });
   }
   const name = (filter.sort || "").replace(/^-/, "");
-  if (!(name in MEASURES)) return found;
+  if (!Object.hasOwn(MEASURES, name)) return found;
   const sign = filter.sort.startsWith("-") ? -1 : 1;
   const keyed = found.map((item) => {
     const rollouts = rolloutsOf(item.row);

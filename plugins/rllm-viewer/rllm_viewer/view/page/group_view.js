@@ -179,7 +179,7 @@ function factsOf(step, at, trajectory) {
 
 function answerOf(step) {
   if (step.response) return messages([{ role: "assistant", ...step.response }]);
-  return h("article", { class: "message role-assistant" }, h("h4", {}, "sampled"), step.sampled ? long(step.sampled) : h("p", { class: "dim" }, `${counted(step.tokens, "token")} without text`));
+  return h("article", { class: "message role-assistant" }, h("p", { class: "role" }, "sampled"), step.sampled ? long(step.sampled) : h("p", { class: "dim" }, `${counted(step.tokens, "token")} without text`));
 }
 
 // The calls of a rollout as bars on a line of time.

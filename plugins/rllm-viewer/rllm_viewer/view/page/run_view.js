@@ -52,6 +52,7 @@ class Groups {
     });
     replace(this.bar, this._filterBar.element);
     if (focused && focused !== "main") document.getElementById(focused)?.focus();
+    if (focused === "query") this._filterBar.query.setSelectionRange(this.filter.q?.length ?? 0, this.filter.q?.length ?? 0);
     const single = this.filter.by === "rollouts";
     const range = () => rewardRange(this.run.rows);
     let rewards = range();
@@ -213,7 +214,7 @@ export async function stepView(place, app) {
 }
 
 function metricsTable(metrics, timings) {
-  const first = ["reward_mean", "solved", "trajectory_reward_min", "trajectory_reward_max", "turns_mean", "response_tokens_mean", "truncated_share", "staleness_mean", "loss", "grad_norm", "entropy"];
+  const first = ["reward_mean", "solved", "trajectory_reward_min", "trajectory_reward_max", "turns_mean", "response_tokens_mean", "truncated_share", "staleness_mean", "staleness_max", "loss", "grad_norm", "entropy"];
   const names = [...first.filter((name) => name in metrics), ...Object.keys(metrics).filter((name) => !first.includes(name) && name !== "step").sort()];
   const shown = (list) => h("dl", { class: "grid" }, list.map((name) => h("div", {}, h("dt", {}, name), h("dd", {}, number(metrics[name])))));
   return [shown(names.slice(0, 12)), names.length > 12 && folded(`${names.length - 12} more`, () => shown(names.slice(12))),
