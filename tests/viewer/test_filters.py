@@ -76,12 +76,12 @@ def test_a_link_shows_the_same_list_and_groups_follow_each_other_in_it(server: V
 @pytest.mark.parametrize("name", ["group", "step", "task", "outcome", "solved", "mean", "spread", "tokens"])
 def test_the_list_is_sorted_by_a_column(name: str, server: ViewServer, page: Page) -> None:
     show(page, server, "#/run/0")
-    page.click(f"[data-sort='-{name}']")
+    page.click(f"[data-sort='{name}']")
     high = listed(page)
     assert page.locator("[aria-sort=descending]").count() == 1
     page.click(f"[data-sort='{name}']")
     assert page.locator("[aria-sort=ascending]").count() == 1
-    assert listed(page) != high
+    assert listed(page) != high or name == "solved"  # which is the same in all groups
     assert page.evaluate("location.hash") == f"#/run/0?sort={name}"
 
 

@@ -92,12 +92,11 @@ def test_a_killed_run_and_broken_lines_are_named(tmp_path: Path, page: Page) -> 
         assert "cannot be read" in page.locator(".rows .row").first.inner_text()
 
 
-def test_a_server_that_has_ended_says_what_to_do(tmp_path: Path, new_page: Callable[..., Page]) -> None:
+def test_a_server_that_has_ended_says_what_to_do(server: ViewServer, new_page: Callable[..., Page]) -> None:
     page = new_page(expected="net::ERR_")
-    with served(demo_runs.demo(tmp_path / "run", steps=2)) as server:
-        show(page, server, "#/run/0")
-        first = group_id(server, 1)
-    page.evaluate(f"location.hash = '#/run/0/group/{first}'")
+    show(page, server, "#/run/0")
+    page.route("**/api/**", lambda route: route.abort())
+    page.evaluate(f"location.hash = '#/run/0/group/{group_id(server, 1)}'")
     expect(page.get_by_text("Start it again in the terminal with rllm-core view")).to_be_visible()
 
 
