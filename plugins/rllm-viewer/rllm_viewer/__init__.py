@@ -20,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``chat``, ``compare``, ``diagnose``, ``export-model``, ``runs``, ``show``, ``verify`` and ``view``."""
+    """Commands for the model of a run, for its files, and for rollouts that travel."""
     return [
         CommandProvider(
             name="verify",
@@ -61,6 +61,16 @@ def cli_commands() -> list[CommandProvider]:
             name="diagnose",
             load="rllm_viewer.commands.diagnose:diagnose",
             summary="Name what went wrong in a run, and what usually causes it.",
+        ),
+        CommandProvider(
+            name="export",
+            load="rllm_viewer.commands.export:export",
+            summary="Export recorded rollouts for training, and in formats of others.",
+        ),
+        CommandProvider(
+            name="import",
+            load="rllm_viewer.commands.import_:import_",
+            summary="Import rollouts of others into a folder that show opens.",
         ),
     ]
 

@@ -47,5 +47,16 @@ def test_it_provides_its_commands_through_their_hook() -> None:
     plugins = PluginManager()
     plugins.register(rllm_viewer, "viewer")
     provided = plugins.providers(CommandProvider)
-    assert set(provided) == {"chat", "compare", "diagnose", "export-model", "runs", "show", "verify", "view"}
+    assert set(provided) == {
+        "chat",
+        "compare",
+        "diagnose",
+        "export",
+        "export-model",
+        "import",
+        "runs",
+        "show",
+        "verify",
+        "view",
+    }
     assert [plugins.load(command).name for command in provided.values()] == list(provided)

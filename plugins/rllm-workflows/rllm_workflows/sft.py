@@ -14,10 +14,10 @@ from pydantic import Field
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod
-from rllm_core.tokens import repeated
+from rllm_core.tokens import repeated, token_ids
 from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
-from rllm_workflows.sft_rows import Conversation, OnDemand, Rows, open_rows
+from rllm_workflows.sft_rows import IDS, MASK, Conversation, OnDemand, Rows, open_rows
 
 
 class SFTConfig(WorkflowConfig):
@@ -26,11 +26,11 @@ class SFTConfig(WorkflowConfig):
     train: Annotated[str, Field(min_length=1, description="File of example conversations, .jsonl or .parquet.")]
     validation: Annotated[str, Field(description="File of held-out conversations. Defaults to no validation.")] = ""
     method: Annotated[
-        MaskMethod,
+        MaskMethod | Literal["recorded"],
         Field(
             description="Conversion to sequences. cumulative: one per conversation, as in a rollout. stepwise: one "
             "sequence per assistant message, after the rendered messages before it. hf_template: the mask of the "
-            "chat template's own {% generation %}."
+            "chat template's own {% generation %}. recorded: the row's own tokens and mask, of the same tokenizer."
         ),
     ] = "cumulative"
     max_tokens: Annotated[
@@ -94,12 +94,16 @@ class SFTWorkflow(Workflow):
         # In a thread: long conversations take a while, since each assistant message renders all messages before it.
         return await asyncio.to_thread(self._tokenized, task, rows, index, engine.parser, min(limits, default=None))
 
+    def _sequences(self, conversation: Conversation, parser: BaseParser) -> Sequence[MaskedTokens]:
+        if self.config.method == "recorded":
+            return [recorded(conversation, parser)]
+        tools = conversation.tools or None
+        return parser.tokenize_and_mask(conversation.messages, tools=tools, method=self.config.method)
+
     def _tokenized(self, task: Task, rows: Rows, index: int, parser: BaseParser, limit: int | None) -> Episode:
         conversation = rows[index]
         try:
-            sequences = parser.tokenize_and_mask(
-                conversation.messages, tools=conversation.tools or None, method=self.config.method
-            )
+            sequences = self._sequences(conversation, parser)
         except ConfigError as error:
             raise ConfigError(f"{rows.where(index)}: {error}") from error
         longest = max(len(sequence.token_ids) for sequence in sequences)
@@ -111,6 +115,20 @@ class SFTWorkflow(Workflow):
             f"{rows.where(index)} has {longest} tokens, but the limit is {limit}; shorten it, or set "
             'sft.too_long = "skip"'
         )
+
+
+def recorded(conversation: Conversation, parser: BaseParser) -> MaskedTokens:
+    """Returns the tokens that the row has.
+
+    Raises:
+        ConfigError: If it has none, or tokens of another tokenizer.
+    """
+    if conversation.token_ids is None:
+        raise ConfigError(f'the row has no {IDS} and {MASK}, which sft.method = "recorded" reads')
+    for token, spelled in zip(conversation.token_ids, parser.spell(conversation.token_ids), strict=True):
+        if not spelled:
+            raise ConfigError(f"the tokenizer has no token {token}; the row was recorded with another one")
+    return MaskedTokens(token_ids(conversation.token_ids), np.array(conversation.loss_mask, np.bool_))
 
 
 def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> list[Step]:

@@ -16,6 +16,7 @@ from rllm_core.types import Messages
 ItemT = TypeVar("ItemT")
 
 FORMATS = (".jsonl", ".parquet")
+IDS, MASK = "input_ids", "assistant_masks"
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,19 @@ class Conversation:
         messages: Messages in OpenAI's format, at least one of them from the assistant.
         tools: Tools that the model may call, in the parser's format.
         weight: Weight of the row's target tokens.
+        token_ids: Tokens of the whole conversation, as a run recorded them; None if the row has none.
+        loss_mask: ``(tokens,)`` 1 for each of them that is a target token.
     """
 
     messages: Messages
     tools: tuple[Mapping[str, Any], ...] = ()
     weight: float = 1.0
+    token_ids: Sequence[int] | None = None
+    loss_mask: Sequence[int] = ()
 
     @classmethod
     def of(cls, row: Any) -> Conversation:
-        """Builds a conversation from the columns ``messages``, ``tools`` and ``weight``; the last two are optional.
+        """Builds a conversation from the columns ``messages``, and if there are any, ``tools``, ``weight`` and tokens.
 
         ``messages`` and ``tools`` may be JSON strings, since a parquet column has one type for all rows. Other columns
         are ignored.
@@ -60,7 +65,7 @@ class Conversation:
             kept = Messages([{key: m[key] for key in m if m[key] is not None} for m in messages])
         except ValueError as error:
             raise ConfigError(f"its messages are invalid: {' '.join(str(error).split())}") from error
-        return cls(kept, tuple(tools), float(weight))
+        return cls(kept, tuple(tools), float(weight), *_tokens(row))
 
 
 def _list(row: Mapping[str, Any], column: str) -> list[Any]:
@@ -75,6 +80,19 @@ def _list(row: Mapping[str, Any], column: str) -> list[Any]:
     if not isinstance(value, list):
         raise ConfigError(f"{column} must be a list, not {type(value).__name__}")
     return value
+
+
+def _tokens(row: Mapping[str, Any]) -> tuple[list[int] | None, list[int]]:
+    ids, mask = row.get(IDS), row.get(MASK)
+    if ids is None and mask is None:
+        return None, []
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask) or not ids:
+        raise ConfigError(f"{IDS} and {MASK} must be lists of the same length")
+    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+        raise ConfigError(f"{IDS} must be token ids")
+    if not all(type(bit) is int and bit in (0, 1) for bit in mask) or mask[0] or not any(mask):
+        raise ConfigError(f"{MASK} must have a 1 for each target token and a 0 for others, such as the first token")
+    return ids, mask
 
 
 def _check_message(message: Any, where: str) -> None:
@@ -196,7 +214,7 @@ class ParquetRows(Rows):
             from pyarrow import ArrowException, parquet
         except ImportError as error:
             raise ConfigError(f"{path} needs pyarrow: pip install 'rllm-workflows[parquet]'") from error
-        columns = ("messages", "tools", "weight")
+        columns = ("messages", "tools", "weight", IDS, MASK)
         try:
             known = parquet.read_schema(path).names
             self._table = parquet.read_table(path, columns=[name for name in columns if name in known])

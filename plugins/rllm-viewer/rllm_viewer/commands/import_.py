@@ -1,0 +1,40 @@
+"""``rllm-core import``: reads rollouts of others into a run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shlex import quote
+
+import click
+
+from rllm_viewer.commands.export import FORMATS, lost_lines, print_lines
+
+
+@click.command("import", short_help="Import rollouts of others into a folder that show opens.")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option("--from", "kind", type=click.Choice(FORMATS), required=True, help="Format of the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
+    """Import rollouts of others into a folder that show opens.
+
+    FILE is a file of the format, such as one that export has written. FOLDER must be new or empty, and appears once the
+    import is complete. Nothing is invented: text without token ids gets none, and no log-probabilities. What a run
+    folder has no place for is counted and printed.
+    """
+    from rllm_viewer.travel.exports import bring_in
+    from rllm_viewer.travel.formats import FORMATS as formats
+
+    found = bring_in(file, formats[kind], folder)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from rllm_viewer.terminal import counted
+
+    rollouts, groups = counted(found["rollouts"], "rollout"), counted(found["groups"], "group")
+    print_lines(
+        f"{counted(found['rows'], 'row')}: {rollouts} in {groups}",
+        *lost_lines(found["lost"], "left out, since a run folder has no place for it:"),
+        f"to look at it: rllm-core show {quote(str(folder))}",
+    )

@@ -1,0 +1,118 @@
+"""The recorded rollouts that a user wants to export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rllm_core.errors import ConfigError
+from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
+from rllm_core.run_folder.recorded import IndexedGroup, group_at
+from rllm_viewer import recordings
+from rllm_viewer.results import is_running
+
+Split = Literal["training", "validation"]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A rollout with the group that it belongs to."""
+
+    group: RecordedGroup
+    rollout: RecordedRollout
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Rollouts to choose; None and False leave a filter out.
+
+    Attributes:
+        best: Only the rollout of each group with the highest reward; of equal ones, the first.
+        solved: Only rollouts with ``is_correct``.
+        reward_above: Only rollouts with a higher reward.
+        steps: First and last step; None is open.
+        task: Only rollouts of this task.
+        split: Only rollouts of training, or of validations.
+    """
+
+    best: bool = False
+    solved: bool = False
+    reward_above: float | None = None
+    steps: tuple[int | None, int | None] = (None, None)
+    task: str | None = None
+    split: Split | None = None
+
+    def has_group(self, entry: IndexedGroup) -> bool:
+        """Whether rollouts of a recorded group may be chosen."""
+        first, last = self.steps
+        return (
+            (first is None or entry.step >= first)
+            and (last is None or entry.step <= last)
+            and self.task in (None, entry.task)
+            and (self.split is None or (entry.outcome == "validation") == (self.split == "validation"))
+        )
+
+    def rollouts_of(self, group: RecordedGroup) -> Sequence[RecordedRollout]:
+        """Returns the chosen rollouts of a group."""
+        found = [
+            rollout
+            for rollout in group.rollouts
+            if (not self.solved or rollout.episode.is_correct)
+            and (self.reward_above is None or (rollout.reward is not None and rollout.reward > self.reward_above))
+        ]
+        if self.best:
+            return (
+                [max(rewarded, key=_reward)] if (rewarded := [one for one in found if one.reward is not None]) else []
+            )
+        return found
+
+
+def picked(run: Path, filters: Filters) -> Iterator[Picked]:
+    """Yields the chosen rollouts of a run, oldest first; of a running run, those so far.
+
+    Raises:
+        ConfigError: If the folder is no run folder, or has no recorded group.
+        RunError: If a line is damaged.
+    """
+    for entry in complete_entries(run):
+        if filters.has_group(entry):
+            group = group_at(run, entry)
+            for rollout in filters.rollouts_of(group):
+                yield Picked(group, rollout)
+
+
+def complete_entries(run: Path) -> list[IndexedGroup]:
+    """Returns the entries of all recorded groups of which the whole line is written."""
+    entries = recordings.index_of(run)
+    size = (run / "groups.jsonl").stat().st_size if (run / "groups.jsonl").is_file() else 0
+    # A run that is going on, or was killed, may be about to write a line whose entry is there.
+    while entries and entries[-1].offset + entries[-1].length > size:
+        entries.pop()
+    return entries
+
+
+def state_of(run: Path) -> str | None:
+    """Says that more may come, or that the run was killed; None for a run that has ended."""
+    if (run / "summary.json").is_file():
+        return None
+    return "the run is going on: these are its rollouts so far" if is_running(run) else "the run was interrupted"
+
+
+def steps_of(text: str) -> tuple[int | None, int | None]:
+    """Reads ``7``, ``7-9``, ``7-`` or ``-9``.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    first, dash, last = text.strip().partition("-")
+    ends = [part.strip() for part in ((first, last) if dash else (first, first))]
+    if not any(ends) or not all(end == "" or (end.isascii() and end.isdigit()) for end in ends):
+        raise ConfigError(f"steps {text!r} must be a step or a range, such as 40, 40-60 or 40-")
+    begin, end = (int(part) if part else None for part in ends)
+    return begin, end
+
+
+def _reward(rollout: RecordedRollout) -> float:
+    return rollout.reward or 0.0
