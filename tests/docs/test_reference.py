@@ -238,7 +238,8 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 
 # Other plugins document their commands on their own pages.
-DOCUMENTED = [*CORE_COMMANDS, "new", "chat", "compare", "diagnose", "export-model", "runs", "show", "verify", "view"]
+OF_VIEWER = ["chat", "compare", "diagnose", "export", "export-model", "import", "runs", "show", "verify", "view"]
+DOCUMENTED = [*CORE_COMMANDS, "new", *OF_VIEWER]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 

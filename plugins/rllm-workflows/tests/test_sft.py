@@ -113,6 +113,32 @@ def test_rows_that_are_too_long(rows: Path) -> None:
         played(SFTConfig(train=str(rows)), 1, Short())
 
 
+def recorded_row(folder: Path, **changes: Any) -> SFTConfig:
+    row = {
+        "messages": [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}],
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "input_ids": [*b"asked", *b"sa", *b"more", *b"y"],
+        "assistant_masks": [0] * 5 + [1] * 2 + [0] * 4 + [1],
+    }
+    path = folder / "recorded.jsonl"
+    path.write_text(json.dumps({key: value for key, value in (row | changes).items() if value is not None}) + "\n")
+    return SFTConfig(train=str(path), method="recorded")
+
+
+def test_recorded_tokens_are_trained_as_they_are(tmp_path: Path) -> None:
+    [trajectory] = played(recorded_row(tmp_path), 0).trajectories
+    assert [bytes(step.completion_ids.tolist()) for step in trajectory.steps] == [b"sa", b"y"]
+    assert bytes(trajectory.steps[1].prompt_ids.tolist()) == b"askedsamore"
+    assert trajectory.steps[0].tools == [{"type": "function", "function": {"name": "add"}}]
+
+
+def test_rows_without_tokens_of_this_tokenizer_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"recorded\.jsonl line 1: the row has no input_ids and assistant_masks"):
+        played(recorded_row(tmp_path, input_ids=None, assistant_masks=None), 0)
+    with pytest.raises(ConfigError, match="line 1: the tokenizer has no token 90000"):
+        played(recorded_row(tmp_path, input_ids=[1, 90000], assistant_masks=[0, 1]), 0)
+
+
 def test_what_the_parser_cannot_mask_names_its_line(rows: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows.jsonl line 1: parser 'bytes' supports 'cumulative' and 'stepwise'"):
         played(SFTConfig(train=str(rows), method="hf_template"), 0)

@@ -48,9 +48,22 @@ def test_places_count_the_lines_of_the_file(tmp_path: Path) -> None:
     assert rows[0].tools == ()
 
 
+def test_recorded_tokens_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
+    row = {"messages": [ASK, SAY], "input_ids": [5, 6, 7], "assistant_masks": [0, 1, 1]}
+    parquet.write_table(pyarrow.Table.from_pylist([row | {"messages": json.dumps([ASK, SAY])}]), tmp_path / "r.parquet")
+    for path in (lines(tmp_path, row), tmp_path / "r.parquet"):
+        [read] = open_rows(path)
+        assert (read.token_ids, read.loss_mask) == ([5, 6, 7], [0, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
+        ({"messages": [ASK, SAY], "input_ids": [1]}, "must be lists of the same length"),
+        ({"messages": [ASK, SAY], "input_ids": [1, 2], "assistant_masks": [0]}, "must be lists of the same length"),
+        ({"messages": [ASK, SAY], "input_ids": [1, -2], "assistant_masks": [0, 1]}, "input_ids must be token ids"),
+        ({"messages": [ASK, SAY], "input_ids": [1, 2], "assistant_masks": [0, 2]}, "must have a 1 for each target"),
+        ({"messages": [ASK, SAY], "input_ids": [1, 2], "assistant_masks": [1, 1]}, "such as the first token"),
         ("{", "is not JSON"),
         ("[1]", 'must be an object {"messages"'),
         ({}, "has no messages"),
