@@ -18,6 +18,7 @@ from rllm_viewer.commands.export import FORMATS as NAMES
 from rllm_viewer.commands.export import export
 from rllm_viewer.commands.import_ import import_
 from rllm_viewer.travel.formats import FORMATS
+from rllm_viewer.view.index import RunIndex
 
 ASKED = [{"role": "user", "content": "ask"}]
 
@@ -334,6 +335,20 @@ def test_rows_with_images_have_no_tokens(tmp_path: Path) -> None:
         assert exported(run, tmp_path / f"{name}.jsonl", name)["lost"] == {}
         imported(tmp_path / f"{name}.jsonl", tmp_path / name, name)
         assert "what?" in shown(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_page_opens_what_was_imported(tmp_path: Path, name: str) -> None:
+    """With rewards where the format has them, and without token ids where it has none."""
+    out = tmp_path / f"out{FORMATS[name].suffixes[0]}"
+    exported(several(tmp_path / "run"), out, name)
+    found = imported(out, tmp_path / "back", name)
+    index = RunIndex(tmp_path / "back", None)
+    index.update()
+    rows = index.rows()
+    assert len(rows) == found["groups"]
+    rewards = sorted(one.reward for row in rows for one in row.rollouts or () if one.reward is not None)
+    assert rewards == ([] if name == "openai" else sorted([0.2, 0.5, 1.0] * 4))
 
 
 def test_the_command_names_every_format() -> None:

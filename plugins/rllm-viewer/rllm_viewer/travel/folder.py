@@ -81,7 +81,7 @@ def _recorded(group: _Group, losses: Losses) -> RecordedGroup:
         }
         if not isinstance(fields["step"], int) or not isinstance(fields["group"], int | None):
             raise ValueError(f"step {fields['step']!r} and group {fields['group']!r} must be integers")
-        found = RecordedGroup(
+        return RecordedGroup(
             **fields,
             task=task,
             outcome=outcome,
@@ -89,10 +89,8 @@ def _recorded(group: _Group, losses: Losses) -> RecordedGroup:
             weight_version=min(versions, default=None),
             rollouts=rollouts,
         )
-        found.to_json()
     except (ValueError, TypeError, LookupError) as error:
         raise ConfigError(f"{group.where} cannot be imported: {' '.join(str(error).split())}") from error
-    return found
 
 
 def _rollout(rollout: _Rollout, index: int, task: Task, losses: Losses) -> RecordedRollout:
