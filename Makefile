@@ -10,7 +10,7 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-viewer test-trackers
+TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
 	$(filter-out %-bwrap %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
@@ -70,7 +70,7 @@ VERIFIERS_NEWEST := .venv-verifiers-newest
 VERIFIERS_CHECKOUT :=
 
 TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS) \
-	$(ENVIRONMENTS) $(VERIFIERS) $(VIEWER)
+	$(ENVIRONMENTS) $(VERIFIERS)
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -91,7 +91,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	agents-newest agents-cli verifiers-newest viewer-pictures $(TEST_LANES)
+	agents-newest agents-cli verifiers-newest test-viewer viewer-pictures $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -104,7 +104,7 @@ help:
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
-	@echo "make test-viewer     test the page of the viewer in Chromium"
+	@echo "make test-viewer     test the page of the viewer in Chromium, which must be installed; not part of make test"
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
 	@echo "make test-environments test the environments of other packages: reasoning-gym, TextArena, gymnasium, verifiers"
 	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
