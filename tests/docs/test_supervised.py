@@ -37,7 +37,7 @@ def test_the_rows_are_rows(folder: Path) -> None:
 
 
 def test_what_is_in_the_table_is_what_a_row_may_have() -> None:
-    assert set(PAGE.rows("Rows")) == {"messages", "tools", "weight"}
+    assert set(PAGE.rows("Rows")) == {"messages", "tools", "weight", "input_ids", "assistant_masks"}
 
 
 @pytest.mark.slow
