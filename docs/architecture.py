@@ -44,6 +44,7 @@ ROOMS = (
             "errors",
             "moved",
             "file_references",
+            "score",
             "seeds",
             "text",
             "messages",

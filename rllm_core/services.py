@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.plugins.blame import defined_at
 from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox, call_with_retry
 from rllm_core.scope import timed
+from rllm_core.score import Score as Score
 from rllm_core.types import Task
 
 if TYPE_CHECKING:
@@ -21,27 +22,6 @@ if TYPE_CHECKING:
 
 REJECTED = "rejected"
 RewardFunction = Callable[[Task, str], Awaitable["Score"]]
-
-
-class Score(float):
-    """A reward, and the parts that a reward function returned with it.
-
-    Attributes:
-        parts: Numbers and texts by name, such as ``{"format": 1.0, "found": "7"}``.
-    """
-
-    parts: Mapping[str, float | str]
-
-    def __new__(cls, reward: float, parts: Mapping[str, float | str] | None = None) -> Score:
-        """Creates a score."""
-        score = super().__new__(cls, reward)
-        score.parts = dict(parts or {})
-        return score
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The parts that are numbers, for `rllm_core.types.Episode.metrics`."""
-        return {name: part for name, part in self.parts.items() if not isinstance(part, str)}
 
 
 class Services:

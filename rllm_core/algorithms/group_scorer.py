@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.services import Score
+from rllm_core.score import Score
 from rllm_core.types import Episode, MessageLike, Step, Task
 
 

@@ -17,7 +17,17 @@ from rllm_core.moved import MOVED
 
 CORE = Path(rllm_core.__file__).parent
 MAY_NAME_BUILTIN = {"moved.py", "plugins/manager.py"}  # old names, and the plugin manager's entry
-MAY_BE_IMPORTED_BY_ALGORITHMS = {"algorithms", "backend", "errors", "moved", "run_file", "text", "tokens", "types"}
+MAY_BE_IMPORTED_BY_ALGORITHMS = {
+    "algorithms",
+    "backend",
+    "errors",
+    "moved",
+    "run_file",
+    "score",
+    "text",
+    "tokens",
+    "types",
+}
 
 
 def imports(path: Path) -> set[str]:

@@ -26,7 +26,7 @@ class SFTConfig(WorkflowConfig):
     train: Annotated[str, Field(min_length=1, description="File of example conversations, .jsonl or .parquet.")]
     validation: Annotated[str, Field(description="File of held-out conversations. Defaults to no validation.")] = ""
     method: Annotated[
-        MaskMethod | Literal["recorded"],
+        Literal[MaskMethod, "recorded"],
         Field(
             description="Conversion to sequences. cumulative: one per conversation, as in a rollout. stepwise: one "
             "sequence per assistant message, after the rendered messages before it. hf_template: the mask of the "

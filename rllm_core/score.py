@@ -1,0 +1,26 @@
+"""A reward with its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Score(float):
+    """A reward, and the parts that a reward function returned with it.
+
+    Attributes:
+        parts: Numbers and texts by name, such as ``{"format": 1.0, "found": "7"}``.
+    """
+
+    parts: Mapping[str, float | str]
+
+    def __new__(cls, reward: float, parts: Mapping[str, float | str] | None = None) -> Score:
+        """Creates a score."""
+        score = super().__new__(cls, reward)
+        score.parts = dict(parts or {})
+        return score
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The parts that are numbers, for `rllm_core.types.Episode.metrics`."""
+        return {name: part for name, part in self.parts.items() if not isinstance(part, str)}
