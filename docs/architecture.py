@@ -69,6 +69,7 @@ ROOMS = (
         "contracts",
         (
             "limits",
+            "costs",
             "scope",
             "engine",
             "backend",

@@ -19,7 +19,7 @@ from rllm_core.providers import WorkflowProvider, forget_files
 from rllm_core.run_file import read_toml
 from rllm_core.run_folder.run import Run
 from rllm_core.training import starting
-from rllm_core.training.trainer import Interrupted
+from rllm_core.training.stopping import Interrupted
 from rllm_core.workflow import Split, Workflow
 
 __all__ = ["Run", "evaluate", "train"]
@@ -59,7 +59,7 @@ def train(
         RunError: If the run failed; its folder stays.
         KeyboardInterrupt: After Ctrl-C, or when the notebook was interrupted. The run has saved a checkpoint, and can
             be resumed. A second one ends the process immediately.
-        Interrupted: After SIGTERM, likewise.
+        Interrupted: After SIGTERM, likewise, and when the budget is spent.
     """
     plugins = _plugins()
     folder = Path(run_dir) if run_dir is not None else None

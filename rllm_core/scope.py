@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rllm_core.costs import Tally
+
 if TYPE_CHECKING:
     from rllm_core.types import Step
 
@@ -121,6 +123,7 @@ class RolloutScope:
         name: Name of the rollout, for messages.
         loop: Event loop in which its completers may be used, or None for any.
         on_idle: Called when the last running call has ended after `close`.
+        tally: Tally of the rollout; by default, of the scope alone.
 
     Attributes:
         is_open: Whether completers accept calls.
@@ -128,15 +131,17 @@ class RolloutScope:
         waits_at: Where the rollout waits in another process, as far as that is known.
     """
 
-    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "waits_at")
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "tally", "waits_at")
 
     def __init__(
         self,
         name: str = "this rollout",
         loop: asyncio.AbstractEventLoop | None = None,
         on_idle: Callable[[RolloutScope], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.name = name
+        self.tally = Tally() if tally is None else tally
         self.is_open = True
         self.waits_at: str | None = None
         self.sampled: dict[str, tuple[Any, ...]] = {}

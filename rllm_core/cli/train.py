@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Check everything, print what is set, where, and what follows from it, and stop. With -v also defaults.",
 )
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="With --dry-run: predict the costs from what this run has spent.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
 def train(
@@ -55,6 +61,7 @@ def train(
     init_from: str | None,
     overrides: tuple[str, ...],
     dry_run: bool,
+    like: Path | None,
     as_json: bool,
 ) -> None:
     """Train a model on a workflow.
@@ -63,7 +70,7 @@ def train(
     workflow (ENV.py, or ENV.py:NAME if it contains several), or a run file, which ends in .toml. With --resume it is
     optional, and defaults to the run file in the run folder.
 
-    Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
+    Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 3 stopped by the budget, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
@@ -71,6 +78,8 @@ def train(
 
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
+    if like is not None and not dry_run:
+        raise ConfigError("--like predicts the costs of a run that is not started; add --dry-run")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
@@ -78,7 +87,7 @@ def train(
     with waiting("checking the run file, the plugins and the tasks"):
         parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
-        _print_dry_run(parts, as_json, show_defaults=context.obj.verbose)
+        _print_dry_run(parts, as_json, like, show_defaults=context.obj.verbose)
         return
     path = starting.folder_of(parts, run_dir)
     left: list[str] = []
@@ -94,12 +103,22 @@ def train(
     click.echo(f"run: {path}")
 
 
+def _amounts(amounts: Mapping[str, Any]) -> str:
+    """Formats the numbers among some amounts by their names."""
+    known = {name.replace("_", " "): value for name, value in amounts.items() if isinstance(value, int | float)}
+    return ", ".join(
+        f"{name} {value:,.6g}" if name == "money" else f"{value:,.0f} {name}" for name, value in known.items()
+    )
+
+
 def _print_summary(summary: dict[str, Any]) -> None:
     books = summary["books"]
     click.echo(
         f"{summary['status']}: {summary['optimizer_steps']} of {summary['planned_steps']} steps in "
         f"{summary['seconds']:.0f} s; rollouts: " + ", ".join(f"{books[key]} {key}" for key in books)
     )
+    if "costs" in summary:
+        click.echo(f"spent: {_amounts(summary['costs'])}")
     validations = summary["validation"]
     shown = [("first", validations[0]), ("last", validations[-1])] if len(validations) > 1 else []
     for label, validation in shown or [("only", validation) for validation in validations]:
@@ -111,14 +130,22 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
+def _print_dry_run(parts: Parts, as_json: bool, like: Path | None, *, show_defaults: bool) -> None:
     from rllm_core.config import to_toml
     from rllm_core.run_file import leaf_keys
     from rllm_core.run_folder.initial import checked, with_step
+    from rllm_core.run_folder.prediction import predict
+    from rllm_core.training.validation import plan
 
     derived, config = parts.derived(), with_step(parts.config)
     if (initial := checked(config)) is not None:
         parts.notes.append(f"starts from the weights of {initial.run} after step {initial.step}")
+    rollouts = config.training.validation_rollouts
+    validation = plan(parts.tasks.of("validation") if rollouts else (), rollouts, samples=parts.workflow.samples)
+    prediction = predict(config, len(validation), like).to_dict(config)
+    for name, limit in config.costs.budget.model_dump(exclude_none=True).items():
+        if prediction[name] > limit:
+            parts.notes.append(f"costs.budget.{name} = {limit:,} is less than the prediction, so it may end the run")
     tables = config.to_tables()
     sources = {key: parts.resolved.sources.get(key, "default") for key in leaf_keys(tables)}
     if as_json:
@@ -128,6 +155,7 @@ def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
                     "resolved": tables,
                     "sources": sources,
                     "derived": derived,
+                    "prediction": prediction,
                     "notes": parts.notes,
                     "not_checked": parts.not_checked,
                 }
@@ -140,6 +168,10 @@ def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
     click.echo("# derived")
     for key, value in derived.items():
         click.echo(f"# {key} = {value}")
+    click.echo(f"#\n# predicted costs: {_amounts(prediction)}")
+    for kind, amounts in prediction["by_kind"].items():
+        click.echo(f"# {kind}: {_amounts(amounts)}")
+    click.echo(f"# ({prediction['how']})")
     for note in parts.notes:
         click.echo(f"# note: {note}")
     for line in parts.not_checked:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rllm_core.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig, RoleConfig
+from rllm_core.config.costs import BudgetConfig, CostsConfig, PricesConfig
 from rllm_core.config.training import RolloutConfig, TrainingConfig
 from rllm_core.errors import ConfigError
 from rllm_core.moved import moved_names
@@ -20,11 +21,14 @@ from rllm_core.schedules import learning_rate
 
 __all__ = [
     "AlgorithmConfig",
+    "BudgetConfig",
     "ConfigError",
+    "CostsConfig",
     "KLConfig",
     "ModelConfig",
     "OptimizerConfig",
     "OverlongConfig",
+    "PricesConfig",
     "RoleConfig",
     "RolloutConfig",
     "RunConfig",
@@ -107,6 +111,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     teacher: TeacherConfig = Field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    costs: CostsConfig = Field(default_factory=CostsConfig)
     plugins: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="after")

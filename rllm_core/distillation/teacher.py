@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from rllm_core.algorithms.samples import trained_segments
 from rllm_core.config import RolloutConfig
+from rllm_core.costs import TEACHER, spend
 from rllm_core.distillation.alignment import Alignment, align, one_to_one
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.errors import ConfigError
@@ -132,7 +134,13 @@ class Teacher:
                     raise
                 raise unanswered(f"the teacher, engine {engine.name!r},", limits.request_timeout_seconds) from error
 
-        known = await retried(attempt, attempts=limits.max_request_attempts, seed=int(tokens[-1]))
+        began = time.perf_counter()
+        try:
+            known = await retried(attempt, attempts=limits.max_request_attempts, seed=int(tokens[-1]))
+        except BaseException:
+            spend(TEACHER, unmetered=1, seconds=time.perf_counter() - began)
+            raise
+        spend(TEACHER, prompt_tokens=len(tokens), seconds=time.perf_counter() - began)
         if known.shape != (len(tokens) - start,):
             raise EngineError(
                 f"the teacher, engine {engine.name!r}, returned {known.shape} log-probabilities for "

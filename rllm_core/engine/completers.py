@@ -7,6 +7,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from rllm_core.costs import SAMPLING
 from rllm_core.engine.answers import Answer
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, described
 from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text
@@ -276,9 +277,14 @@ class Completer:
     ) -> Step:
         last = self._last
         view = snapshot(messages, last.messages if last is not None else MessageView())
-        output = await self.engine.get_model_response(
-            view, sampling_params=params, seed=seed, tools=tools, is_validation=self.is_validation
-        )
+        try:
+            output = await self.engine.get_model_response(
+                view, sampling_params=params, seed=seed, tools=tools, is_validation=self.is_validation
+            )
+        except BaseException:
+            self.scope.tally.add(SAMPLING, 1, unmetered=1)
+            raise
+        self.scope.tally.add(SAMPLING, 1, len(output.prompt_ids), len(output.completion_ids))
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
         output = message_up_to_stop_text(self.engine, output, params.stop_texts, tools)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Self
 
+from rllm_core.costs import SAMPLING
 from rllm_core.engine.answers import Answer
 from rllm_core.engine.completers import Completer
 from rllm_core.engine.contract import EngineError, RolloutEngine, TokenSource, described
@@ -92,14 +93,19 @@ class TITOCompleter(Completer):
         turn = session.next_prompt(messages, tools=tools)
         try:
             self._check_prompt_length(len(turn.prompt_ids))
-            output = await self._source.get_token_output_from_token_input(
-                with_media(turn.prompt_ids, turn.media),
-                sampling_params=params,
-                seed=seed,
-                is_validation=self.is_validation,
-            )
-            if not isinstance(output, TokenOutput):
-                raise TypeError(f"{described(self.engine)} returned {type(output).__name__}, not a TokenOutput")
+            try:
+                output = await self._source.get_token_output_from_token_input(
+                    with_media(turn.prompt_ids, turn.media),
+                    sampling_params=params,
+                    seed=seed,
+                    is_validation=self.is_validation,
+                )
+                if not isinstance(output, TokenOutput):
+                    raise TypeError(f"{described(self.engine)} returned {type(output).__name__}, not a TokenOutput")
+            except BaseException:
+                self.scope.tally.add(SAMPLING, 1, unmetered=1)
+                raise
+            self.scope.tally.add(SAMPLING, 1, len(turn.prompt_ids), len(output.token_ids))
             self._check_finish(output.finish_reason)
             if len(output.token_ids) == 0:
                 raise EngineError(f"{described(self.engine)} returned an empty completion")

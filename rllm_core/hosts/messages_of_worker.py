@@ -226,6 +226,7 @@ class Ended(Message, tag="ended"):
         trajectories: Trajectories of the episode. A text is the type of an object that is no trajectory.
         fields: Other fields of the episode, as far as they are not the defaults.
         timed: Calls to tools and reward functions, in the order in which they ended.
+        costs: What the rollout has spent besides these calls, by kind, see `rllm_core.costs.spend`.
     """
 
     rollout: int
@@ -233,6 +234,7 @@ class Ended(Message, tag="ended"):
     trajectories: list[ReturnedTrajectory | str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     timed: list[TimedCall] = field(default_factory=list)
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Failed(Message, tag="failed"):
@@ -247,6 +249,7 @@ class Failed(Message, tag="failed"):
         ends_run: Whether only the user can fix it, so that the next rollout would fail, too.
         call: Number of the call whose failure it raised, or None.
         timed: See `Ended`.
+        costs: See `Ended`.
     """
 
     rollout: int
@@ -257,6 +260,7 @@ class Failed(Message, tag="failed"):
     ends_run: bool = False
     call: int | None = None
     timed: list[TimedCall] = field(default_factory=list)
+    costs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Settled(Message, tag="settled"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm_core.costs import spend
 from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
@@ -103,6 +104,8 @@ class PlayedRollout:
         """
         for timed in ended.timed:
             ended_calls(Call(timed.kind, timed.name, timed.start, timed.seconds))
+        for kind, amounts in ended.costs.items():
+            spend(kind, **amounts)
         if isinstance(ended, wire.Failed):
             if ended.call in self._errors:
                 raise self._errors[ended.call]

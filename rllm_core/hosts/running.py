@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
+from rllm_core.costs import Tally, collecting
 from rllm_core.engine import EngineError, Terminated
 from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
@@ -43,6 +44,7 @@ class RunningRollout:
         self._session = session
         self._say = session.say
         self.calls = Calls()
+        self._tally = Tally()
         self._asked = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._sampled = SampledSteps()
@@ -88,13 +90,14 @@ class RunningRollout:
             for call in self.calls.calls
             if call.kind != "model"  # the run measures those
         ]
+        ended.costs = self._tally.to_dict()
         return ended
 
     async def _run(self, scope: RolloutScope) -> object:
         start = self._start
         completer = RemoteCompleter(start, scope, self._ask, self._sampled)
         task = Task(task_id=start.task_id, data=start.data)
-        with timing(self.calls):
+        with timing(self.calls), collecting(self._tally):
             return await contained(self._workflow.run(task, completer))
 
     async def _ask(self, call: wire.Call | wire.Spell) -> Any:

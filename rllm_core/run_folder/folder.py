@@ -6,6 +6,7 @@
     plugins.json          versions of Python, the core and every plugin, one entry per launch
     metrics.jsonl         one object per optimizer step; the same seed and file give the same bytes
     timings.jsonl         seconds and tokens per second of each step, which differ from run to run
+    costs.jsonl           what every rollout, scored group and step has spent
     events.jsonl          events of every rollout, group, step, weight sync and checkpoint
     groups.jsonl          some whole groups of each step and validation; three files beside it belong to it
                           (`rllm_core.run_folder.recorded`)
@@ -35,11 +36,11 @@ from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint, initial
 from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
-from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, TOKENS
+from rllm_core.run_folder.recorded import COSTS, GROUPS, INDEX, TIMINGS, TOKENS
 from rllm_core.run_folder.resuming import changed_keys, check_steps
 
 FILES = "files.json"
-LINES = ("events", "metrics", "timings", "trajectories", GROUPS, INDEX, TIMINGS, TOKENS)
+LINES = ("events", "metrics", "timings", "trajectories", COSTS, GROUPS, INDEX, TIMINGS, TOKENS)
 
 
 class RunDir:

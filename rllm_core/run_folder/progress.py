@@ -98,6 +98,7 @@ class _Told(Progress):
         self._first = first_step
         self._is_ahead = training.staleness_threshold > 0 or training.trigger_parameter_sync_step > 1
         self._began: float | None = None
+        self._limits = config.costs.budget.model_dump(exclude_none=True)
         self._problems = 0
         self._now: Callable[[], Now] | None = None
         self._awaited = ""
@@ -214,6 +215,8 @@ class PlainProgress(_Told):
                 parts += [f"idle: generation {generation:.0%}, training {training:.0%}", _staleness(metrics)]
                 if (speedup := _speedup(timings)) is not None:
                     parts.append(speedup)
+            if self._limits or timings["spent_money"] is not None:
+                parts.append(f"spent {_spent(timings, self._limits)}")
             self._say("  ".join([*parts, f"{left} left"]))
 
 
@@ -287,6 +290,8 @@ class LiveProgress(_Told):
             idle = f", idle {timings['generation_idle_share']:.0%}" if self._is_ahead and timings else ""
             hold = f" ({HOLDS[moment.hold]})" if self._is_ahead and moment.hold is not None else ""
             yield "generation", f"{_in_flight(moment)}{idle}{hold}"
+        if timings:
+            yield "spent", _spent(timings, self._limits)
         if self._is_ahead and metrics:
             yield "training", f"idle {timings['training_idle_share']:.0%}, {_staleness(metrics)}"
             yield "speed-up", _speedup(timings) or "measured once generation has reached its full lead"
@@ -312,6 +317,18 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
 def _in_flight(now: Now) -> str:
     most = max(now.rollouts, now.max_rollouts)  # a validation may run more rollouts than the limit of training
     return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups, {now.groups_waiting} queued"
+
+
+def _spent(timings: Mapping[str, Any], limits: Mapping[str, float]) -> str:
+    """Formats what the run has spent so far, and what it may spend."""
+    parts = []
+    for name in ("tokens", "calls", "money"):
+        amount, limit = timings[f"spent_{name}"], limits.get(name)
+        if amount is not None:
+            form = "{:,.4g}" if name == "money" else "{:,.0f}"
+            of = f" of {form.format(limit)}" if limit is not None else ""
+            parts.append(f"{form.format(amount)}{of}{'' if name == 'money' else f' {name}'}")
+    return ", ".join(parts)
 
 
 def _staleness(metrics: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ GROUPS = "groups"
 INDEX = "groups_index"
 TIMINGS = "group_timings"
 TOKENS = "tokens"
+COSTS = "costs"
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ RESUMABLE = frozenset(
         ("rollout", "python"),
     }
 )
-"""Keys that may change on resume, because nothing trained so far depends on them."""
+"""Keys that may change on resume, because nothing trained so far depends on them; as well as all of ``[costs]``."""
 
 
 def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
     """Returns the keys that forbid a resume: those that differ from the run's own run file, and may not."""
     before = tomllib.loads(run_file.read_text(encoding="utf-8"))
     now = tomllib.loads(to_toml(config.to_tables()))
-    return _changed_keys(before, now, ignored=_of_trackers(before, config))
+    return _changed_keys(before, now, ignored=_of_trackers(before, config) | {"costs"})
 
 
 def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:

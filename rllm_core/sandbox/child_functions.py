@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import rllm_core.sandbox.processes as processes
+from rllm_core.costs import spend
 from rllm_core.plugins.blame import Frame
 from rllm_core.providers import PATH_PATTERN
 from rllm_core.sandbox.results import Limits
@@ -108,7 +109,10 @@ class ChildFunction:
         if not self._ending.alive:
             raise ChildNotStarted(f"{self.path} was closed")
         call = json.dumps(arguments).encode() + b"\n"
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
+        answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
+        for kind, amounts in answer.get("costs", {}).items():
+            spend(kind, **amounts)
+        return result_in(answer, self.path, self.limits)
 
     def close(self) -> None:
         """Ends all children. Running calls get no result, and further calls are impossible."""
@@ -135,16 +139,15 @@ class _Children:
         self._busy: set[_Child] = set()
         self._is_ended = False
 
-    def call(self, call: bytes) -> Any:
-        """Returns the result of a call."""
-        path, limits = self._path, self._limits
+    def call(self, call: bytes) -> dict[str, Any]:
+        """Returns the answer to a call."""
         child = self._take()
         answer = None
         try:
-            answer = child.exchange(call, limits.wall_seconds, self._patience_seconds)
+            answer = child.exchange(call, self._limits.wall_seconds, self._patience_seconds)
         finally:
             self._put(child, is_fit=answer is not None and not answer.get("unfit"))
-        return result_in(answer, path, limits)
+        return answer
 
     def end(self) -> None:
         """Kills all children. Threads that wait for a busy child find it dead and clean up."""

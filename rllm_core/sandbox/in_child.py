@@ -57,15 +57,23 @@ def serve(path: str, output_bytes: int, seconds: float) -> None:
     for line in sys.stdin.buffer:
         limit_cpu(seconds)
         try:
-            answer = _line({"result": function(*json.loads(line))})
+            result = function(*json.loads(line))
+            answer = _line({"result": result, **_spent()})
             if len(answer) > output_bytes:
                 answer = _line({"too_long": len(answer)})
         except MemoryError:
             answer = _line({"memory": True, "unfit": True})  # the interpreter's state is unknown
         except BaseException as error:  # also SystemExit: report it to the caller and continue
-            answer = _line({"error": _described(error), "frames": _frames(error)})
+            answer = _line({"error": _described(error), "frames": _frames(error), **_spent()})
         while answer:
             answer = answer[answers.write(answer) :]
+
+
+def _spent() -> dict[str, Any]:
+    """What the call reported with `rllm_core.costs.spend`, if the function's module has imported it."""
+    costs = sys.modules.get("rllm_core.costs")
+    spent = {} if costs is None else costs.taken()
+    return {"costs": spent} if spent else {}
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -35,6 +35,7 @@ class GroupBuffer:
         self._complete: list[tuple[int, Group | Path]] = []  # sorted by ordinal; groups on disk are paths
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
+        self._end: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._complete)
@@ -85,9 +86,11 @@ class GroupBuffer:
         """Waits for ``groups`` complete groups, then removes and returns the oldest.
 
         Raises:
-            BaseException: The error that `fail` was called with.
+            BaseException: The error that `fail` or `close` was called with.
         """
         while not self._holds(groups) and self._failure is None:
+            if self._end is not None:
+                raise self._end
             self._changed.clear()
             await self._changed.wait()
         if self._failure is not None:
@@ -126,6 +129,11 @@ class GroupBuffer:
                     file.write(group.read_bytes() if isinstance(group, Path) else group.to_json().encode() + b"\n")
                     ordinals.append(ordinal)
         return ordinals
+
+    def close(self, error: BaseException) -> None:
+        """Says that no group will be added; every `take` that would wait for one raises ``error``."""
+        self._end = error
+        self._changed.set()
 
     def fail(self, error: BaseException) -> None:
         """Makes every current and later `take` raise ``error``; only the first error counts."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from rllm_core.algorithms.grouping import FilterReason
+from rllm_core.costs import Tally, collecting
 from rllm_core.errors import RunError, UserError
 from rllm_core.limits.timeouts import stop
 from rllm_core.run_folder.difficulty import Difficulty
@@ -13,6 +14,7 @@ from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey
 from rllm_core.training.run_parts import RunParts
+from rllm_core.training.stopping import BudgetSpent
 from rllm_core.types import Episode, Task
 
 # Thousands of rollouts started in one tick would block the event loop for a second, and again when an engine answers
@@ -45,6 +47,11 @@ class Generation:
         """Starts groups until the run needs no more."""
         rollouts_in_tick, position = 0, self.parts.position
         while await self.coordinator.admit():
+            if not self.parts.budget.fits(self.config.training.rollouts_per_group):
+                if await self.parts.budget.waited():
+                    continue
+                self.parts.buffer.close(BudgetSpent(self.parts.budget.problem()))
+                return
             due = self.ledger.due
             ordinal = due[0] if due else self._next_ordinal
             epoch = self.stream.epoch(ordinal)
@@ -128,6 +135,7 @@ class Generation:
         rollouts, version = self.config.training.rollouts_per_group, self.coordinator.weight_version
         group = Group(ordinal, task.task_id, self.stream.epoch(ordinal), rollouts, dispatched_version=version)
         self.ledger.start(group)
+        self.parts.budget.start(rollouts)
         self._groups[ordinal] = asyncio.create_task(self._play_group(task, group), name=f"group {ordinal}")
         self._groups[ordinal].add_done_callback(self._group_ended)
 
@@ -140,13 +148,11 @@ class Generation:
 
     async def _play_group(self, task: Task, group: Group) -> None:
         """Runs all rollouts of one task, then completes or filters the group."""
-        async with asyncio.TaskGroup() as rollouts:
-            for index in range(group.rollouts):
-                rollouts.create_task(self._play_rollout(task, group, index))
-        if self.parts.scoring is not None and group.is_whole:
-            scored = await self.parts.scoring.score(task, group.episodes, "train", group.ordinal)
-            group.score(scored.episodes, scored.rewards)
-            self.ledger.score(group, scored.rewards, scored.error)
+        with collecting(Tally(self.parts.costs)) as tally:
+            try:
+                await self._play_and_score(task, group)
+            finally:
+                self.parts.budget.end(group.rollouts, tally)
         reason = self.parts.buffer.rules.close(group)
         del self._groups[group.ordinal]
         if reason is not FilterReason.INCOMPLETE_GROUP:
@@ -160,6 +166,15 @@ class Generation:
             self._group_lost(group)
         else:
             self.difficulty.filtered(group.episodes)
+
+    async def _play_and_score(self, task: Task, group: Group) -> None:
+        async with asyncio.TaskGroup() as rollouts:
+            for index in range(group.rollouts):
+                rollouts.create_task(self._play_rollout(task, group, index))
+        if self.parts.scoring is not None and group.is_whole:
+            scored = await self.parts.scoring.score(task, group.episodes, "train", group.ordinal)
+            group.score(scored.episodes, scored.rewards)
+            self.ledger.score(group, scored.rewards, scored.error)
 
     def _group_lost(self, group: Group) -> None:
         failed = [episode for episode in group.ended.values() if episode.error is not None]

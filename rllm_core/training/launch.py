@@ -35,7 +35,8 @@ from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.accounting import Books
 from rllm_core.training.run_parts import RunParts
 from rllm_core.training.signals import Signals
-from rllm_core.training.trainer import Interrupted, Trainer
+from rllm_core.training.stopping import Interrupted
+from rllm_core.training.trainer import Trainer
 from rllm_core.workflow import Workflow
 
 SHUTDOWN_TIMEOUT_SECONDS = 60.0  # for the backend
@@ -107,7 +108,7 @@ async def train(
         guard: Guard that ends the process if its event loop is blocked; None if the process is not the run's own.
 
     Raises:
-        Interrupted: After SIGINT or SIGTERM; the run can be resumed.
+        Interrupted: After SIGINT or SIGTERM, and when the budget is spent; the run can be resumed.
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
@@ -209,13 +210,13 @@ class _Launch:
             yield
             summary["status"] = "completed"
         except Interrupted as error:
-            summary |= {"status": "interrupted", "error": str(error)}
+            summary |= {"status": "interrupted", "error": str(error), "stopped_by": error.by}
             raise
         except asyncio.CancelledError as error:
             if signals.interrupted is None:
                 summary["error"] = "cancelled"
                 raise
-            summary |= {"status": "interrupted", "error": str(signals.interrupted)}
+            summary |= {"status": "interrupted", "error": str(signals.interrupted), "stopped_by": "signal"}
             raise signals.interrupted from error
         except BaseException as error:
             summary["error"] = f"{type(error).__name__}: {error}" if isinstance(error, UserError) else blamed(error)
@@ -236,6 +237,7 @@ class _Launch:
                 "books": books.totals(),
                 "books_by_reason": books.by_reason(),
                 "retries": books.retries,
+                "costs": trainer.parts.costs.summary(),
                 "quarantined": dict(trainer.generation.quarantine.tasks),
                 "weight_version": trainer.coordinator.weight_version,
             }

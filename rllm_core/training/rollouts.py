@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
+from rllm_core.costs import REWARDS, SAMPLING, TOOLS, Tally, collecting, current
 from rllm_core.engine import Completer, RolloutEngine, TITOCompleter, TokenSource
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
@@ -27,6 +28,9 @@ from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Tr
 
 if TYPE_CHECKING:
     from rllm_core.distillation.teacher import Teacher
+
+OF_CALLS = {"model": SAMPLING, "tool": TOOLS, "reward": REWARDS}
+"""Kind of cost of each kind of call."""
 
 logger = logging.getLogger(__name__)
 
@@ -175,12 +179,23 @@ class RolloutRunner:
 
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
-        is_validation, calls = key.purpose != "train", Calls()
+        calls, tally = Calls(), Tally(current())
+        try:
+            with collecting(tally):
+                return await self._attempt(task, key, calls, tally)
+        finally:
+            for call in calls.calls:
+                kind = OF_CALLS.get(call.kind, call.kind)
+                tally.add(kind, kind != SAMPLING, seconds=call.seconds)  # completers count those
+            tally.close(rollout=key.rollout_id)
+
+    async def _attempt(self, task: Task, key: RolloutKey, calls: Calls, tally: Tally) -> Attempt:
+        is_validation = key.purpose != "train"
         async with self.slots.place(priority=is_validation), self.host.place() as place:
             self.merger.rollout_started()
             self._calls.add(calls)
             try:
-                attempt = await self._limited(place, task, key, is_validation, calls)
+                attempt = await self._limited(place, task, key, is_validation, calls, tally)
             finally:
                 self._calls.discard(calls)
                 self.merger.rollout_ended()
@@ -223,10 +238,12 @@ class RolloutRunner:
         """Cancels requests that are still in the engine."""
         await self.merger.aclose()
 
-    async def _limited(self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: Calls) -> Attempt:
+    async def _limited(
+        self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: Calls, tally: Tally
+    ) -> Attempt:
         """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
-        scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope)
+        scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope, tally)
         # A separate task can be abandoned if it ignores its cancellation.
         work = loop.create_task(
             self._work(place, task, self._completer(key, is_validation, scope), scope, calls),

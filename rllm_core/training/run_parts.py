@@ -23,6 +23,7 @@ from rllm_core.run_folder.reporting import Reporter
 from rllm_core.run_folder.results import ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.buffer import GroupBuffer
+from rllm_core.training.costs import Budget, Costs
 from rllm_core.training.group import GroupRules
 from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
@@ -173,6 +174,16 @@ class RunParts:
     def scoring(self) -> Scoring | None:
         """Scores groups, or None if workflows give the rewards."""
         return None if self.scorer is None else Scoring(self.scorer, self.runner, self.scorer_engine, self.config)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Books of what the run has spent; to be built before anything is spent."""
+        return Costs(self.config.costs, self.run_dir)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Decides whether rollouts may start."""
+        return Budget(self.costs)
 
     @cached_property
     def pace(self) -> Pace:

@@ -55,6 +55,7 @@ class Saving:
             "coordinator": parts.coordinator.state_dict(),
             "books": parts.ledger.books_after_restart(buffered),
             "recording": parts.recording.state_dict(),
+            "dearest": dict(parts.budget.dearest),
             "validations": [validation.to_dict() for validation in position.validations],
             "backend": parts.backend.state_dict(),
             "plugins": {name: answer for name, answer in answers.items() if answer is not None},
@@ -76,6 +77,7 @@ class Saving:
         generation = manifest["generation"]
         self.generation.load_state_dict(generation)
         parts.recording.load_state_dict(manifest.get("recording", {}))  # missing in manifests of earlier versions
+        parts.budget.dearest = manifest.get("dearest", {})  # likewise
         parts.coordinator.load_state_dict(manifest["coordinator"])
         parts.ledger.restore(
             manifest["books"], generation["due_ordinals"], folder / "buffer.jsonl", generation["buffered_ordinals"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,12 @@ from typing import Any
 
 from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, checked_scores
 from rllm_core.config import RunConfig
+from rllm_core.costs import JUDGE, Tally, collecting, current, spend
 from rllm_core.engine import RolloutEngine, TITOCompleter, TokenSource
 from rllm_core.errors import StallError, UserError
 from rllm_core.file_references import section_name
 from rllm_core.limits.timeouts import stop, within
+from rllm_core.scope import RolloutScope
 from rllm_core.seeds import derive_seed
 from rllm_core.services import Score
 from rllm_core.training.requests import RequestMerger
@@ -27,21 +30,6 @@ SCORE = "group_scorer"
 CLOSING_TIMEOUT_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Spent:
-    """Calls to models on behalf of the scorer."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def add(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Adds a call."""
-        self.calls += 1
-        self.prompt_tokens += prompt_tokens
-        self.completion_tokens += completion_tokens
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,6 @@ class Scoring:
         config: Run file.
 
     Attributes:
-        spent: Calls to models so far.
         in_progress: Number of groups that are being scored.
     """
 
@@ -77,7 +64,6 @@ class Scoring:
         self, scorer: GroupScorer, runner: RolloutRunner, engine: RolloutEngine | None, config: RunConfig
     ) -> None:
         self.scorer = scorer
-        self.spent = Spent()
         self.in_progress = 0
         self._name = section_name(config.algorithm.group_scorer)
         self._config = config
@@ -113,17 +99,19 @@ class Scoring:
     ) -> Step:
         """See `rllm_core.algorithms.group_scorer.ScorerServices.complete`."""
         params = SamplingParams(temperature=temperature, max_response_tokens=max_response_tokens)
-        if self._merger is not None:
-            step = await self._sampled(self._merger.engine, self._merger, messages, params, seed)
-        else:
+        tally = Tally()
+        try:
+            if self._merger is not None:
+                return await self._sampled(self._merger.engine, self._merger, messages, params, seed, tally)
             async with self._runner.asking() as source:
-                step = await self._sampled(self._runner.engine, source, messages, params, seed)
-        self.count(prompt_tokens=len(step.prompt_ids), completion_tokens=len(step.completion_ids))
-        return step
+                return await self._sampled(self._runner.engine, source, messages, params, seed, tally)
+        finally:
+            for amounts in tally.to_dict().values():
+                spend(JUDGE, **{"calls": 0, **amounts})
 
     def count(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """See `rllm_core.algorithms.group_scorer.ScorerServices.count`."""
-        self.spent.add(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        spend(JUDGE, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     async def _sampled(
         self,
@@ -132,9 +120,12 @@ class Scoring:
         messages: Sequence[MessageLike],
         params: SamplingParams,
         seed: int,
+        tally: Tally,
     ) -> Step:
-        limit = self._config.rollout.max_prompt_tokens
-        completer = TITOCompleter(engine, source=source, sampling_params=params, seed=seed, max_prompt_tokens=limit)
+        limit, scope = self._config.rollout.max_prompt_tokens, RolloutScope("a question of the scorer", tally=tally)
+        completer = TITOCompleter(
+            engine, source=source, sampling_params=params, seed=seed, max_prompt_tokens=limit, scope=scope
+        )
         return await completer.complete(messages)
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -160,10 +151,14 @@ class Scoring:
         seed = derive_seed(run_seed, "score", purpose, ordinal)
         group = RolloutGroup(task, tuple(shown), purpose != "train", seed, run_seed)
         self.in_progress += 1
+        tally, began = Tally(current()), time.perf_counter()
         try:
-            scores, error = await self._scores(group)
+            with collecting(tally):
+                scores, error = await self._scores(group)
         finally:
             self.in_progress -= 1
+            tally.add(JUDGE, seconds=time.perf_counter() - began)
+            tally.close(scored=f"{purpose}-{ordinal}")
         scored = [self._with_score(one, scores, error) if one.rollout_id in scores else one for one in episodes]
         rewards = {rollout: None if score is None else float(score) for rollout, score in scores.items()}
         return ScoredGroup(scored, rewards, error)

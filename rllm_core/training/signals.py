@@ -9,7 +9,8 @@ import signal
 from rllm_core.limits.guard import leave
 from rllm_core.limits.loop_thread import STOPPING
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training.trainer import Interrupted, Trainer
+from rllm_core.training.stopping import Interrupted
+from rllm_core.training.trainer import Trainer
 
 
 class Signals:

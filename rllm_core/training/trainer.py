@@ -20,7 +20,8 @@ import asyncio
 from collections.abc import Sequence
 
 from rllm_core.backend import OptimizerStep, Policy, UpdateResult
-from rllm_core.errors import RunError, UserError
+from rllm_core.costs import LOGPROBS, TRAINING, Tally, collecting
+from rllm_core.errors import RunError
 from rllm_core.limits.timeouts import stop, watch
 from rllm_core.training.crediting import Crediting
 from rllm_core.training.generation import Generation
@@ -28,6 +29,7 @@ from rllm_core.training.group import Group
 from rllm_core.training.rollouts import Rollout
 from rllm_core.training.run_parts import RunParts
 from rllm_core.training.saving import Saving
+from rllm_core.training.stopping import BudgetSpent, Interrupted
 from rllm_core.training.validation import (
     nll_per_token,
     plan,
@@ -37,16 +39,6 @@ from rllm_core.training.validation import (
 )
 from rllm_core.training.weights import Weights
 from rllm_core.types import Episode, Floats, TrainingSample
-
-
-class Interrupted(UserError):
-    """A signal stopped the run after it saved a checkpoint."""
-
-    label = ""  # not an error of the run
-
-    def __init__(self, signal_number: int, signal_name: str) -> None:
-        super().__init__(f"interrupted by {signal_name}")
-        self.exit_code = 128 + signal_number
 
 
 class Trainer:
@@ -69,6 +61,8 @@ class Trainer:
         self.generation = Generation(parts)
         self.weights = Weights(parts)
         self.saving = Saving(parts, self.generation)
+        parts.budget.on_spent = lambda: self.interrupt(BudgetSpent(parts.budget.problem()))
+        self._spent = Tally(parts.costs)  # by the optimizer step
         rollouts = parts.config.training.validation_rollouts
         validated = parts.tasks.of("validation") if rollouts else ()
         self.validation_plan = plan(validated, rollouts, samples=parts.workflow.samples)
@@ -91,6 +85,10 @@ class Trainer:
             Interrupted: After `interrupt`; a checkpoint has been saved.
             RunError: If rollout accounting is inconsistent, the run stalls, or too many groups are filtered.
         """
+        with collecting(self.parts.costs):
+            await self._run()
+
+    async def _run(self) -> None:
         parts, status = self.parts, "failed"
         try:
             await self.saving.resume()
@@ -103,6 +101,8 @@ class Trainer:
                 groups_kept_per_step=self.config.training.groups_kept_per_step,
                 trajectories_per_step=self.config.training.trajectories_per_step,
             )
+            if self.step < self.config.training.steps and len(parts.buffer) < parts.passes[1]:
+                self._check_budget()
             await parts.notify("on_train_start")
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
@@ -120,12 +120,17 @@ class Trainer:
         finally:
             self.ledger.cancel_complete("run_failed")  # groups of a checkpoint, if the launch failed before training
             await parts.runner.aclose()
+            self._spent.close(after_step=self.step)
             await self._remarked()
             await parts.notify("on_train_end", status=status)
 
+    def _check_budget(self) -> None:
+        if not self.parts.budget.fits(self.config.training.rollouts_per_group):
+            raise BudgetSpent(self.parts.budget.problem())
+
     def interrupt(self, error: Interrupted) -> None:
         """Stops the run without loss: generation and validation immediately, training after the current step."""
-        self._interrupt = error
+        self._interrupt = self._interrupt or error
         self.parts.buffer.fail(error)
         if self._validating is not None:
             self._validating.cancel()
@@ -221,6 +226,11 @@ class Trainer:
         self.ledger.check()
         pace = self.pace.end_step()
         pace["worker_restarts"] = parts.host.report().restarts if parts.host.runs_elsewhere else None
+        self._spent.add(TRAINING, seconds=pace["training_seconds"] or 0.0)
+        self._spent.close(step=step)
+        self._spent = Tally(parts.costs)
+        spent = parts.costs.amounts()
+        pace |= {f"spent_{name}": spent.get(name) for name in ("tokens", "calls", "money")}
         metrics = self.reporter.step(step, self.coordinator.weight_version, trained, pace)
         self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
@@ -251,12 +261,15 @@ class Trainer:
             chunk = await self.crediting.corrected(chunk, proximal_version=proximal_version)
             await self.backend.process_backend_batch(self.backend.transform_to_backend_batch(chunk))
             self.coordinator.touch()
+            sampled = sum(sample.sampled_tokens for sample in chunk)
+            self._spent.add(TRAINING, 1, sum(len(sample.token_ids) for sample in chunk) - sampled, sampled)
             trained += chunk
         return trained
 
     async def _compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
         computed = await self.backend.compute_logprobs(samples, policy)
         self.coordinator.touch()
+        self._spent.add(LOGPROBS, 1, sum(len(sample.token_ids) for sample in samples))
         return computed
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -305,7 +318,7 @@ class Trainer:
 
     async def _validation_rollouts(self) -> list[Rollout]:
         parts = self.parts
-        rollouts = await play_all(parts.runner, self.validation_plan, "validation")
+        rollouts = await play_all(parts.runner, self.validation_plan, "validation", parts.budget)
         if parts.scoring is not None:
             tasks = [task for task, _ in self.validation_plan]
             rollouts, errors = await parts.scoring.score_rollouts(rollouts, tasks, "validation")

@@ -11,16 +11,39 @@ import numpy as np
 from rllm_core.algorithms.grouping import group_trajectories
 from rllm_core.algorithms.samples import training_samples
 from rllm_core.assembly.tasks import spread
+from rllm_core.costs import Tally, collecting, current
 from rllm_core.limits.timeouts import stop
 from rllm_core.run_folder.results import ValidationResult, metric_means
+from rllm_core.training.costs import Budget
 from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
+from rllm_core.training.stopping import BudgetSpent
 from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 
-async def play_all(runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str) -> list[Rollout]:
-    """Runs every rollout of a plan, at most ``max_concurrent_rollouts`` at a time; results are in the plan's order."""
+async def play_all(
+    runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str, budget: Budget | None = None
+) -> list[Rollout]:
+    """Runs every rollout of a plan, at most ``max_concurrent_rollouts`` at a time; results are in the plan's order.
+
+    Raises:
+        BudgetSpent: If the budget does not suffice.
+    """
+
+    async def play(task: Task, key: RolloutKey) -> Rollout:
+        if budget is None:
+            return await runner.run(task, key)
+        while not budget.fits(1):
+            if not await budget.waited():
+                raise BudgetSpent(budget.problem())
+        budget.start(1)
+        with collecting(Tally(current())) as tally:
+            try:
+                return await runner.run(task, key)
+            finally:
+                budget.end(1, tally)
+
     tasks = [
-        asyncio.create_task(runner.run(task, RolloutKey(purpose, ordinal, index)), name=f"{purpose} rollout {ordinal}")
+        asyncio.create_task(play(task, RolloutKey(purpose, ordinal, index)), name=f"{purpose} rollout {ordinal}")
         for ordinal, (task, index) in enumerate(plan)
     ]
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recount import check_books
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import Parts, assemble
@@ -83,6 +84,8 @@ def run_scripted(plugins: PluginManager, tmp_path: Path) -> RunScripted:
         summary = json.loads((folder / "summary.json").read_text())
         if is_begun:
             assert verify(folder).holds == is_sound
+            if is_sound:
+                check_books(folder)
         return Run(folder, summary, assembly, error)
 
     return run

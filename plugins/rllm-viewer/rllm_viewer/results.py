@@ -37,6 +37,8 @@ class RunResult:
         source: ``validation`` if they are of its first and last validation, ``training`` if of training steps.
         curve: Evenly spaced values of the training steps; None for a step without.
         started: When the last launch started, in seconds since the epoch.
+        tokens: Tokens to and from models so far, without those of training; None if the run has not said.
+        money: What the run has cost by its prices; None without prices.
         changed: When the run last wrote a step, its summary or its events, likewise.
     """
 
@@ -52,6 +54,8 @@ class RunResult:
     first: float | None = None
     last: float | None = None
     curve: tuple[float | None, ...] = ()
+    tokens: int | None = None
+    money: float | None = None
     started: float | None = None
     changed: float | None = None
 
@@ -135,6 +139,7 @@ def _result(run: Path) -> RunResult:
     summary = summary_of(run)
     curve = _samples(run / "metrics.jsonl")
     last_step = curve[-1].get("step", 0) if curve else 0
+    spent = (summary or {}).get("costs") or _spent(run)
     points = [one for one in (summary or {}).get("validation", ()) if isinstance(one, dict)]
     measure, source, values = None, None, list[float | None]()
     for name, rows in (("validation", points), ("training", curve)):
@@ -158,9 +163,17 @@ def _result(run: Path) -> RunResult:
         first=known[0] if known else None,
         last=known[-1] if known else None,
         curve=tuple(None if row.get(drawn) is None else float(row[drawn]) for row in curve),
+        tokens=spent.get("tokens"),
+        money=spent.get("money"),
         started=(run / "run.toml").stat().st_mtime,
         changed=_changed(run),
     )
+
+
+def _spent(run: Path) -> dict[str, Any]:
+    """Returns what a run without a summary had spent after its last step."""
+    timings = _samples(run / "timings.jsonl")
+    return {name: timings[-1].get(f"spent_{name}") for name in ("tokens", "money")} if timings else {}
 
 
 def is_running(run: Path) -> bool:

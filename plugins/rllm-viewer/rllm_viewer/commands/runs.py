@@ -15,8 +15,8 @@ import click
 if TYPE_CHECKING:
     from rllm_viewer.results import RunResult
 
-HEADERS = ("NAME", "WORKFLOW", "STATUS", "STEPS", "RESULT", "AGE")
-RIGHT = ("STEPS", "AGE")
+HEADERS = ("NAME", "WORKFLOW", "STATUS", "STEPS", "RESULT", "TOKENS", "COST", "AGE")
+RIGHT = ("STEPS", "TOKENS", "COST", "AGE")
 LEAST_CURVE_COLUMNS = 8
 MOST_CURVE_COLUMNS = 24
 GAP = 2
@@ -31,6 +31,7 @@ def runs(folder: Path, as_json: bool) -> None:
 
     FOLDER defaults to ./runs. The run that changed last is at the end. A result is the solve rate in percent, or else
     the mean reward or the loss, of the first and the last validation, or of training steps while there is no summary.
+    TOKENS are those to and from models, and COST is what they cost by the prices of the run file.
     A wide terminal also shows the curve over the training steps. AGE is the time since the run wrote anything.
     """
     from rllm_viewer.results import result_of, run_folders
@@ -55,7 +56,9 @@ def _print(found: Sequence[RunResult]) -> None:
     rows = [[visible_line(cell) for cell in _row(result, now)] for result in found]
     widths = {name: max(cell_len(line[at]) for line in (HEADERS, *rows)) for at, name in enumerate(HEADERS)}
     shown = list(HEADERS)
-    for name in ("WORKFLOW", "AGE"):  # what a narrow terminal does without, in this order
+    if all(result.money is None for result in found):
+        shown.remove("COST")
+    for name in ("WORKFLOW", "AGE", "TOKENS"):  # what a narrow terminal does without, in this order
         if _total(widths, shown) > screen.width:
             shown.remove(name)
     widths["NAME"] -= max(0, _total(widths, shown) - screen.width)
@@ -81,8 +84,18 @@ def _row(result: RunResult, now: float) -> tuple[str, ...]:
         result.status,
         "" if result.steps is None else f"{result.steps}{planned}",
         _measured(result),
+        "" if result.tokens is None else short(result.tokens),
+        "" if result.money is None else f"{result.money:.4g}",
         "" if result.changed is None else _age(now - result.changed),
     )
+
+
+def short(amount: float) -> str:
+    """Formats a large number with three digits."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if amount >= size:
+            return f"{amount / size:.3g}{unit}"
+    return f"{amount:.0f}"
 
 
 def _measured(result: RunResult) -> str:

@@ -11,7 +11,7 @@ It checks these rules, event by event:
 - Weight versions only grow, and sampled, complete and consumed groups have a version that was live at the time.
 
 It then compares every number that is in two files: ``summary.json``, ``metrics.jsonl``, ``timings.jsonl``,
-``groups.jsonl``, ``plugins.json`` and the manifests with the journal, or with each other.
+``groups.jsonl``, ``costs.jsonl``, ``plugins.json`` and the manifests with the journal, or with each other.
 
 The check does not rely on the loop: it derives the expected content from the events and ``run.toml``.
 """
@@ -25,6 +25,7 @@ from typing import Any
 from rllm_core.config import TrainingConfig
 from rllm_core.errors import ConfigError
 from rllm_viewer.verify import comparisons
+from rllm_viewer.verify.costs import check_costs
 from rllm_viewer.verify.findings import MAX_PROBLEMS, Verification
 from rllm_viewer.verify.groups import Groups
 from rllm_viewer.verify.lines import Lines
@@ -52,6 +53,7 @@ def verify(run_dir: Path) -> Verification:
     summary = comparisons.read_summary(run_dir, replay, found)
     if summary is not None:
         comparisons.check_summary(summary, replay, found)
+        check_costs(run_dir, summary, found)
     trajectories = Trajectories(run_dir / "trajectories.jsonl", replay.blocks, found)
     comparisons.check_end_of_trajectories(run_dir, trajectories, found, is_killed=summary is None)
     comparisons.check_validations(replay, found)

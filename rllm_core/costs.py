@@ -1,0 +1,193 @@
+"""What a run spends: calls, tokens and seconds by kind. Any code of a run can report its own spending with `spend`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from rllm_core.config import CostsConfig
+
+
+@dataclass(slots=True)
+class Spent:
+    """Amounts of one kind.
+
+    Attributes:
+        calls: Calls, also those without an answer.
+        unmetered: Calls among them whose tokens are unknown: they failed, were cancelled, or nobody said.
+        prompt_tokens: Tokens that went to the model.
+        completion_tokens: Tokens that came from it.
+        seconds: Time that the calls took, those at the same time added up.
+    """
+
+    calls: int = 0
+    unmetered: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the amounts that are not 0, for files; seconds in whole microseconds."""
+        amounts = {name: getattr(self, name) for name in self.__slots__[:-1]} | {"seconds": round(self.seconds, 6)}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+
+class Tally:
+    """Amounts by kind. What is added counts in the tally that it belongs to as well, at once.
+
+    Args:
+        whole: Tally that this one is a part of, or None.
+
+    Attributes:
+        kinds: Amounts by kind.
+        after_close: Receives what is added after `close`, such as by a call that ends late; None before.
+    """
+
+    __slots__ = ("after_close", "kinds", "whole")
+
+    def __init__(self, whole: Tally | None = None) -> None:
+        self.whole = whole
+        self.kinds: dict[str, Spent] = {}
+        self.after_close: Callable[[Tally], None] | None = None
+
+    def add(
+        self,
+        kind: str,
+        calls: int = 0,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        seconds: float = 0.0,
+        *,
+        unmetered: int = 0,
+    ) -> None:
+        """Adds amounts; see `Spent`."""
+        spent = self.kinds.get(kind)
+        if spent is None:
+            spent = self.kinds[kind] = Spent()
+        spent.calls += calls
+        spent.unmetered += unmetered
+        spent.prompt_tokens += prompt_tokens
+        spent.completion_tokens += completion_tokens
+        spent.seconds += seconds
+        if self.whole is not None:
+            self.whole.add(kind, calls, prompt_tokens, completion_tokens, seconds, unmetered=unmetered)
+        if self.after_close is not None:
+            late = Tally()
+            late.add(kind, calls, prompt_tokens, completion_tokens, seconds, unmetered=unmetered)
+            self.after_close(late)
+
+    def add_all(self, kinds: Mapping[str, Mapping[str, Any]]) -> None:
+        """Adds amounts that `to_dict` returned."""
+        for kind, amounts in kinds.items():
+            self.add(kind, **amounts)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the amounts by kind, for files."""
+        kinds = {kind: spent.to_dict() for kind, spent in self.kinds.items()}
+        return {kind: amounts for kind, amounts in kinds.items() if amounts}
+
+    def close(self, **of: Any) -> None:
+        """Writes the amounts to the run's books, if there are any; ``of`` says whose they are."""
+        book: Tally = self
+        while book.whole is not None:
+            book = book.whole
+        book.write(self, of)
+        self.after_close = lambda late: book.write(late, of)
+
+    def write(self, tally: Tally, of: Mapping[str, Any]) -> None:
+        """Writes a part to the books; a tally that is not the run's has none."""
+
+
+SAMPLING, JUDGE, TEACHER, TOOLS, REWARDS = "sampling", "judge", "teacher", "tools", "rewards"
+TRAINING, LOGPROBS = "training", "logprobs"
+OF_TRAINER = (TRAINING, LOGPROBS)
+"""Kinds that are no calls of rollouts, and do not count toward a budget of tokens or calls."""
+
+_current: ContextVar[Tally | None] = ContextVar("tally", default=None)
+_outside = Tally()
+
+
+def current() -> Tally | None:
+    """Returns the tally of the rollout, group or run in progress."""
+    return _current.get()
+
+
+@contextmanager
+def collecting(tally: Tally) -> Iterator[Tally]:
+    """Lets `spend` add to ``tally`` in this task, and in those that it starts."""
+    token = _current.set(tally)
+    try:
+        yield tally
+    finally:
+        _current.reset(token)
+
+
+def spend(
+    kind: str,
+    *,
+    calls: int = 1,
+    unmetered: int = 0,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
+    seconds: float = 0.0,
+) -> None:
+    """Reports what a rollout, a reward function or a scorer has spent besides sampling from the policy.
+
+    The amounts belong to the rollout or group in progress. Report each call once, also one that failed: with
+    ``unmetered=1``, since its tokens are unknown.
+
+    Args:
+        kind: What was paid for, such as ``judge``. ``[costs.prices]`` names prices by it.
+        calls: Calls, also those without an answer.
+        unmetered: Calls among them whose tokens are unknown.
+        prompt_tokens: Tokens that went to the model.
+        completion_tokens: Tokens that came from it.
+        seconds: Time that the calls took.
+
+    Raises:
+        ValueError: If an amount is negative, or there are more unmetered calls than calls.
+    """
+    if min(calls, unmetered, prompt_tokens, completion_tokens, seconds) < 0 or unmetered > calls:
+        raise ValueError(f"spend({kind!r}): amounts must be at least 0, and unmetered at most calls = {calls}")
+    (_current.get() or _outside).add(kind, calls, prompt_tokens, completion_tokens, seconds, unmetered=unmetered)
+
+
+def taken() -> dict[str, dict[str, Any]]:
+    """Returns what was spent outside of rollouts since the last time, as in a child process that serves calls."""
+    spent = _outside.to_dict()
+    _outside.kinds.clear()
+    return spent
+
+
+def money_of(kinds: Mapping[str, Spent], config: CostsConfig) -> float | None:
+    """Returns what amounts cost; None without prices. Kinds without a price cost nothing."""
+    if not config.prices:
+        return None
+    return math.fsum(_money(spent, kind, config) for kind, spent in kinds.items())
+
+
+def _money(spent: Spent, kind: str, config: CostsConfig) -> float:
+    prices = config.prices.get(kind)
+    if prices is None:
+        return 0.0
+    return (
+        spent.prompt_tokens * prices.million_prompt_tokens / 1e6
+        + spent.completion_tokens * prices.million_completion_tokens / 1e6
+        + spent.calls * prices.thousand_calls / 1e3
+        + spent.seconds * prices.hour / 3600
+    )
+
+
+def amounts_of(kinds: Mapping[str, Spent], config: CostsConfig) -> dict[str, float]:
+    """Returns what a budget may limit: ``tokens``, ``calls`` and, with prices, ``money``."""
+    counted = [spent for kind, spent in kinds.items() if kind not in OF_TRAINER]
+    money = money_of(kinds, config)
+    return {
+        "tokens": sum(spent.prompt_tokens + spent.completion_tokens for spent in counted),
+        "calls": sum(spent.calls for spent in counted),
+        **({} if money is None else {"money": money}),
+    }

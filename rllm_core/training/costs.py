@@ -1,0 +1,146 @@
+"""The books of what a run spends, over all its launches, and the budget that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rllm_core.config import CostsConfig
+from rllm_core.costs import Tally, amounts_of, money_of
+from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.recorded import COSTS
+
+
+class Costs(Tally):
+    """Everything that a run has spent.
+
+    Every rollout, scored group and optimizer step writes a line to ``costs.jsonl`` when it ends. The lines of the
+    launches before, those that were lost as well, are where this launch begins.
+
+    Args:
+        config: Prices.
+        run_dir: Run folder.
+
+    Attributes:
+        changed: Called after each change; None if nobody needs to know.
+    """
+
+    __slots__ = ("_lines", "changed", "config")
+
+    def __init__(self, config: CostsConfig, run_dir: RunDir) -> None:
+        super().__init__()
+        self.config = config
+        self.changed: Callable[[], None] | None = None
+        self._lines = run_dir.lines[COSTS]
+        if run_dir.incarnation:
+            for path in (self._lines.path, *run_dir.path.glob(f"lost/*/{COSTS}.jsonl")):
+                for line in read_json_lines(path):
+                    self.add_all(line["costs"])
+
+    def add(self, kind: str, *amounts: Any, **more: Any) -> None:
+        """See `Tally.add`."""
+        super().add(kind, *amounts, **more)
+        if self.changed is not None:
+            self.changed()
+
+    def write(self, tally: Tally, of: Mapping[str, Any]) -> None:
+        """Appends a line."""
+        if kinds := tally.to_dict():
+            self._lines.write({**of, "costs": kinds})
+
+    def amounts(self) -> dict[str, float]:
+        """See `amounts_of`."""
+        return amounts_of(self.kinds, self.config)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the books for ``summary.json``."""
+        by_kind = {}
+        for kind, spent in sorted(self.kinds.items()):
+            money = money_of({kind: spent}, self.config) if kind in self.config.prices else None
+            by_kind[kind] = spent.to_dict() | ({} if money is None else {"money": money})
+        return {**self.amounts(), "by_kind": by_kind, "budget": self.config.budget.model_dump(exclude_none=True)}
+
+
+class Budget:
+    """Decides whether a run can afford to start rollouts.
+
+    A group starts only if it fits beside those in progress, each as dear as the dearest so far. Before the first one
+    has ended, one starts at a time.
+
+    Args:
+        costs: Books.
+
+    Attributes:
+        limits: Limits by their keys.
+        dearest: Amounts of the dearest rollouts so far, likewise.
+        on_spent: Called once, when a limit is reached.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        limits = costs.config.budget
+        self.costs = costs
+        self.limits: dict[str, float] = limits.model_dump(exclude_none=True)
+        self.dearest: dict[str, float] = {}
+        self.on_spent: Callable[[], None] = lambda: None
+        self._running = 0
+        self._ended = asyncio.Event()
+        self._is_over = False
+        if self.limits:
+            costs.changed = self._changed
+
+    def fits(self, rollouts: int) -> bool:
+        """Whether some rollouts fit beside those in progress."""
+        if not self.limits:
+            return True
+        if self._running and not self.dearest:
+            return False
+        spent, busy = self.costs.amounts(), self._running + rollouts
+        return all(
+            spent[name] < limit and spent[name] + busy * self.dearest.get(name, 0.0) <= limit
+            for name, limit in self.limits.items()
+        )
+
+    async def waited(self) -> bool:
+        """Waits until rollouts in progress have ended; returns False if there are none."""
+        if not self._running:
+            return False
+        self._ended.clear()
+        await self._ended.wait()
+        return True
+
+    def start(self, rollouts: int) -> None:
+        """Counts rollouts as in progress."""
+        self._running += rollouts
+
+    def end(self, rollouts: int, tally: Tally) -> None:
+        """Ends rollouts, which have spent ``tally`` together."""
+        self._running -= rollouts
+        self._ended.set()
+        for name, amount in amounts_of(tally.kinds, self.costs.config).items() if self.limits else ():
+            self.dearest[name] = max(self.dearest.get(name, 0.0), amount / rollouts)
+
+    def problem(self) -> str:
+        """Says why the run cannot go on."""
+        spent, units = self.costs.amounts(), {"tokens": " tokens", "calls": " calls", "money": ""}
+        for name, limit in self.limits.items():
+            said = f"{_number(spent[name])} of {_number(limit)}{units[name]} are spent"
+            if spent[name] >= limit:
+                break
+            needed = self.dearest.get(name, 0.0)
+            if spent[name] + needed > limit or len(self.limits) == 1:
+                said += ", too much to start another group"
+                break
+        return f"the budget ended the run: {said}. To go on, resume it with a larger costs.budget.{name}"
+
+    def _changed(self) -> None:
+        if not self._is_over:
+            spent = self.costs.amounts()
+            if any(spent[name] >= limit for name, limit in self.limits.items()):
+                self._is_over = True
+                self.on_spent()
+
+
+def _number(amount: float) -> str:
+    return f"{amount:,.0f}" if amount == int(amount) else f"{amount:,.4f}"
