@@ -65,6 +65,7 @@ ENVIRONMENTS: dict[str, Learned] = {
         overrides={"reasoning_gym.options": {"min_word_len": 3, "max_word_len": 3}},
     ),
     "frozenlake": Learned("examples/gymnasium/frozen-lake.toml", held_out=""),
+    "minigrid": Learned("examples/gymnasium/red-ball.toml", held_out="states in which no training game starts"),
     "tictactoe": Learned(
         "examples/textarena/tic-tac-toe.toml", held_out="seeds of the other player", metric="not_lost"
     ),
