@@ -4,8 +4,11 @@
     python -m benchmarks.environments_cost --parts verifiers --rollouts 100
 
 Every part runs in the virtual environment that has its package, which ``make test-environments`` creates, with a
-scripted engine and 16 rollouts at once. Figures, in milliseconds of CPU per rollout, of which a tenth is played before:
+scripted engine and 16 rollouts at once. Figures, in milliseconds of CPU per rollout, after 64 rollouts that do not
+count:
 
+* ``reasoning_gym_answer_cpu_ms`` (at most 5): one question, which its child process creates, and one answer, which the
+  child processes of the checker score. Their CPU time counts.
 * ``verifiers_turn_cpu_ms`` (at most 60): one turn of one agent. ``verifiers_agents_cpu_ms``: three turns of two agents.
 """
 
@@ -19,13 +22,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
-PYTHONS = {"verifiers": ".venv-verifiers"}
+PYTHONS = {"reasoning_gym": ".venv-environments", "verifiers": ".venv-verifiers"}
 AT_A_TIME = 16
+WARM_UP = 64
 VERIFIERS_TASKSETS = {"turn": "last_letter", "agents": "higher"}
 
 
@@ -47,6 +52,16 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
+def play_reasoning_gym(rollouts: int) -> None:
+    """Plays a dataset, and prints a row. Every rollout has a question of its own; a run asks a whole group the same."""
+    from rllm_environments.reasoning_gym.workflow import ReasoningGymConfig, ReasoningGymWorkflow
+
+    config = ReasoningGymConfig(environment="chain_sum", train_size=rollouts + WARM_UP)
+    seconds = asyncio.run(_cpu_seconds(ReasoningGymWorkflow(config), rollouts))
+    row = {"kind": "cost", "part": "reasoning_gym", "name": "answer", "cpu_ms": 1000 * seconds / rollouts}
+    print(json.dumps(row), flush=True)
+
+
 def play_verifiers(rollouts: int) -> None:
     """Plays two tasksets of the tests, and prints a row for each."""
     from rllm_verifiers.config import VerifiersConfig
@@ -61,7 +76,7 @@ def play_verifiers(rollouts: int) -> None:
 
 
 async def _cpu_seconds(workflow: Any, rollouts: int) -> float:
-    """Returns the CPU seconds of this process for so many rollouts."""
+    """Returns the CPU seconds of this process and its children for so many rollouts, after some that do not count."""
     from rllm_core.engine import TITOCompleter
     from rllm_core.types import SamplingParams
     from rllm_devkit.scripted import ScriptedEngine
@@ -80,12 +95,23 @@ async def _cpu_seconds(workflow: Any, rollouts: int) -> float:
 
     await workflow.open()
     try:
-        await play(0, rollouts // 10)
-        began = time.process_time()
-        await play(0, rollouts)
-        return time.process_time() - began
+        await play(0, WARM_UP)
+        began = time.process_time() + _cpu_seconds_of_children()
+        await play(WARM_UP, WARM_UP + rollouts)
+        return time.process_time() + _cpu_seconds_of_children() - began
     finally:
         await workflow.close()
+        await workflow.services.close()
+
+
+def _cpu_seconds_of_children() -> float:
+    """Returns the CPU seconds of the child processes that run, without those that have ended."""
+    ticks = 0
+    for thread in Path("/proc/self/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def figures(rows: Sequence[Row]) -> Figures:
@@ -101,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rollouts", type=int, default=500, help="rollouts per environment (default 500)")
     parser.add_argument("--play", choices=list(PYTHONS), help=argparse.SUPPRESS)
     known, _ = parser.parse_known_args(given)
-    if known.play == "verifiers":
-        play_verifiers(known.rollouts)
+    if known.play is not None:
+        {"reasoning_gym": play_reasoning_gym, "verifiers": play_verifiers}[known.play](known.rollouts)
     else:
         run("environments_cost", parser, measure, figures, given)
 

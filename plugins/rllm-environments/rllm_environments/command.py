@@ -14,7 +14,7 @@ from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import Provided
-from rllm_core.providers import WorkflowProvider
+from rllm_core.providers import WorkflowProvider, resolve
 from rllm_core.text import printable
 from rllm_environments.catalog import AuditFiles, Description, unknown
 
@@ -87,25 +87,29 @@ def show_environment(context: click.Context, environment: str, as_json: bool) ->
 def audit_environments(context: click.Context, environment: str, write: bool, as_json: bool) -> None:
     """Audit an environment, or all of an ecosystem, which takes minutes.
 
-    Exits with 1 if a finding differs from the committed audit.
+    Exits with 1 if a finding differs from the committed audit, where one is committed.
     """
     ecosystem, name = _split(environment)
     [provided] = _ecosystems(context, ecosystem).values()
     workflow: Any = session(context).plugins.load(provided)
-    files: AuditFiles | None = getattr(workflow, "audit_files", None)
-    if files is None or not hasattr(workflow, "audit"):
+    if not hasattr(workflow, "audits"):
         raise ConfigError(f"workflow {ecosystem!r} has no audit")
+    files: AuditFiles | None = getattr(workflow, "audit_files", None)
     if write and name is not None:
         raise ConfigError("--write needs the audit of a whole ecosystem; leave /NAME out")
-    committed = files.read().environments
+    if write and files is None:
+        raise ConfigError(
+            f"the audit of {ecosystem!r} is not kept, since it depends on what is installed; leave out --write"
+        )
+    committed = None if files is None else files.read().environments
     made: dict[str, Any] = {}
-    for each, findings in workflow.audit([] if name is None else [name]):
+    for each, findings in resolve(workflow.audits)([] if name is None else [name]):
         made[each] = findings
         if not as_json:
-            note = "" if committed.get(each) == findings else ", not as committed"
+            note = ", not as committed" if committed is not None and committed.get(each) != findings else ""
             click.echo(f"{printable(each)}: {state_of(findings)}{note}")
-    changed = [each for each, findings in made.items() if committed.get(each) != findings]
-    if write:
+    changed = [] if committed is None else [each for each in made if committed.get(each) != made[each]]
+    if write and files is not None:
         click.echo(f"wrote {files.write(made)}", err=as_json)
     if as_json:
         echo_json({"environments": made, "changed": changed})

@@ -1,10 +1,10 @@
-"""One whole rollout with legal answers, for audits: through `Workflow.run`, with a scripted model."""
+"""What audits play: one whole rollout with legal answers, and all checks of a workflow, both with a scripted model."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rllm_core.engine import TITOCompleter
@@ -13,6 +13,8 @@ from rllm_core.types import Episode, SamplingParams, Task
 from rllm_core.workflow import Workflow
 
 MAX_ANSWER_TOKENS = 10_000
+# Games of other people may compute for long, and the machine may be busy.
+ROLLOUT_SECONDS = 300.0
 
 
 def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str], seed: int = 0) -> Episode:
@@ -43,3 +45,27 @@ def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str],
     params = SamplingParams(max_response_tokens=MAX_ANSWER_TOKENS)
     completer = TITOCompleter(engine, sampling_params=params, seed=seed)
     return asyncio.run(workflow.run(task, completer))
+
+
+def failed_checks(make: Callable[[], Workflow], answers: Sequence[str]) -> list[str]:
+    """Runs all checks of a workflow, on one task of each split.
+
+    Args:
+        make: Constructs the workflow.
+        answers: Answers that fit its tasks.
+
+    Returns:
+        What failed; empty if all checks passed.
+    """
+    from rllm_devkit.checks import check_workflow
+
+    results = asyncio.run(
+        check_workflow(
+            make,
+            answers=answers,
+            tasks_per_split=1,
+            rollout_timeout_seconds=ROLLOUT_SECONDS,
+            max_block_seconds=ROLLOUT_SECONDS,
+        )
+    )
+    return [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]

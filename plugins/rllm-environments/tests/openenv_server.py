@@ -20,6 +20,7 @@ class Behavior:
     gives_rewards: bool = True
     open_sessions: int = 0
     seeds: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -60,6 +61,8 @@ async def _session(socket: ServerConnection, behavior: Behavior) -> None:
             steps += 1
             left -= int(data["take"])
             reward = float(left == 0) if behavior.gives_rewards else None
+            if reward is not None:
+                behavior.rewards.append(reward)
             await socket.send(_shown(left, reward, left <= 0))
 
 

@@ -69,7 +69,7 @@ def test_an_audit_that_differs_from_the_committed_one_fails(command, monkeypatch
     def audit(variants):
         yield "chain_sum", {**FOUND["chain_sum"], "junk": 0.75}
 
-    monkeypatch.setattr(ReasoningGymWorkflow, "audit", audit)
+    monkeypatch.setattr("rllm_environments.reasoning_gym.audit.audits", audit)
     done = command("audit", "reasoning_gym/chain_sum")
     assert done.returncode == 1
     assert "not as committed" in done.stdout
@@ -100,3 +100,16 @@ def test_listing_imports_no_package_of_environments(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "spell_backward" in done.stdout
+
+
+def test_an_audit_that_is_not_kept_is_only_shown(command, monkeypatch):
+    def audit(variants):
+        yield "chain_sum", {"refused": "why"}
+
+    monkeypatch.setattr("rllm_environments.reasoning_gym.audit.audits", audit)
+    monkeypatch.delattr(ReasoningGymWorkflow, "audit_files")
+    done = command("audit", "reasoning_gym/chain_sum")
+    assert (done.returncode, done.stdout) == (0, "chain_sum: refused\n")
+    refused = command("audit", "reasoning_gym", "--write")
+    assert refused.returncode != 0
+    assert "leave out --write" in refused.stderr

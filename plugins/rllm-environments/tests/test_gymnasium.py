@@ -9,6 +9,7 @@ from itertools import islice
 
 import gymnasium
 import pytest
+from rllm_environments.gymnasium_text.audit import audits
 from rllm_environments.gymnasium_text.environment import TextEnvironment, newest_of
 from rllm_environments.gymnasium_text.names import AUDIT_FILES, variants
 from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
@@ -260,9 +261,9 @@ SAMPLE = ["FrozenLake-v1", "Blackjack-v1", "MiniGrid-DoorKey-5x5-v0", "BabyAI-Go
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_audit_is_as_committed(name):
-    assert dict(GymnasiumWorkflow.audit([name])) == {name: AUDIT_FILES.read().environments[name]}
+    assert dict(audits([name])) == {name: AUDIT_FILES.read().environments[name]}
 
 
 @pytest.mark.slow
 def test_the_whole_audit_is_as_committed():
-    assert dict(GymnasiumWorkflow.audit([])) == AUDIT_FILES.read().environments
+    assert dict(audits([])) == AUDIT_FILES.read().environments

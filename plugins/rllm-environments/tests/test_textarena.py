@@ -8,6 +8,7 @@ import re
 from itertools import islice
 
 import pytest
+from rllm_environments.textarena.audit import audits
 from rllm_environments.textarena.game import Game, NoLegalMove
 from rllm_environments.textarena.names import AUDIT_FILES, variants
 from rllm_environments.textarena.workflow import LOST, TextArenaConfig, TextArenaWorkflow
@@ -229,9 +230,9 @@ SAMPLE = ["TicTacToe-v0", "KuhnPoker-v0", "GuessTheNumber-v0", "ConnectFour-v0",
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_audit_is_as_committed(name):
-    assert dict(TextArenaWorkflow.audit([name])) == {name: AUDIT_FILES.read().environments[name]}
+    assert dict(audits([name])) == {name: AUDIT_FILES.read().environments[name]}
 
 
 @pytest.mark.slow
 def test_the_whole_audit_is_as_committed():
-    assert dict(TextArenaWorkflow.audit([])) == AUDIT_FILES.read().environments
+    assert dict(audits([])) == AUDIT_FILES.read().environments

@@ -21,6 +21,7 @@ from typing import Any
 from rllm_core.engine import TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, SamplingParams
+from rllm_verifiers.catalog import variants
 from rllm_verifiers.config import VerifiersConfig
 from rllm_verifiers.workflow import VerifiersWorkflow
 
@@ -40,12 +41,12 @@ def audit(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Loads tasksets and plays them.
 
     Args:
-        names: Names or paths, as in ``verifiers.environment``.
+        names: Names or paths, as in ``verifiers.environment``. Empty means all that are installed.
 
     Yields:
         A name, and its finding: ``played``, ``turns``, ``players``, and ``refused`` with the cause if it did not play.
     """
-    for name in names:
+    for name in names or variants():
         finding: dict[str, Any] = {"audited": True, "played": False}
         began = time.process_time()
         try:

@@ -40,6 +40,7 @@ class VerifiersWorkflow(Workflow):
 
     name: ClassVar[str] = "verifiers"
     config_model: ClassVar[type[WorkflowConfig]] = VerifiersConfig
+    audits: ClassVar[str] = "rllm_verifiers.audits:audit"
     config: VerifiersConfig
 
     @cached_property
@@ -129,13 +130,6 @@ class VerifiersWorkflow(Workflow):
     def describe(cls, variant: str) -> dict[str, Any]:
         """What is known of an installed taskset without importing it."""
         return {"audited": False, "played": False, "notes": ["rllm-core environments audit verifiers plays it"]}
-
-    @classmethod
-    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Plays installed tasksets with a scripted policy; see `rllm_verifiers.audits`."""
-        from rllm_verifiers.audits import audit
-
-        return audit(variants)
 
     def warm_start(self, rng: Random) -> Iterator[Any] | None:
         """Yields the conversations of ``verifiers.warm_start``; None if it is not set.

@@ -1,4 +1,7 @@
-"""The audit of gymnasium, MiniGrid and BabyAI: every environment is played to its end with random legal actions."""
+"""The audit of gymnasium, MiniGrid and BabyAI.
+
+Every environment is played to its end with random legal actions, and passes all checks of a workflow.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from rllm_core.errors import ConfigError
 from rllm_environments.gymnasium_text.environment import TextEnvironment, library, newest_of, refusal
 from rllm_environments.gymnasium_text.observations import TEXT_VERSION
 from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
-from rllm_environments.legal_play import play
+from rllm_environments.legal_play import failed_checks, play
 
 MAX_ACTIONS = 100_000
 COMPARED_ACTIONS = 100
+CHECKED_TURNS = 12
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -44,11 +48,16 @@ def _audited(name: str, spec: Any) -> dict[str, Any]:
     episode = play(workflow, workflow.tasks("train")[0], lambda rng: rng.choice(environment.actions or ()))
     found["held_out"] = workflow.splits.held_out
     found["rollout_turns"] = int(episode.metrics["turns"])
-    passed = is_repeatable and not episode.metrics["no_action"] and found["ends"] is not None
-    notes = ["the same seed and actions do not give the same game"] * (not is_repeatable)
+    failed = failed_checks(lambda: GymnasiumWorkflow(_checked(name)), environment.actions or ())
+    passed = is_repeatable and not failed and not episode.metrics["no_action"] and found["ends"] is not None
+    notes = failed + ["the same seed and actions do not give the same game"] * (not is_repeatable)
     if found["held_out"] == "nothing":
         notes.append("every seed starts alike, so nothing is held out")
     return {**found, "played": passed, "audited": passed, "notes": notes}
+
+
+def _checked(name: str) -> GymnasiumConfig:
+    return GymnasiumConfig(environment=name, max_turns=CHECKED_TURNS, train_tasks=2, validation_tasks=1)
 
 
 def _plays_to_its_end(environment: TextEnvironment) -> int | None:

@@ -83,6 +83,7 @@ class GymnasiumWorkflow(Workflow):
     name: ClassVar[str] = "gymnasium"
     config_model: ClassVar[type[WorkflowConfig]] = GymnasiumConfig
     audit_files: ClassVar[AuditFiles] = AUDIT_FILES
+    audits: ClassVar[str] = "rllm_environments.gymnasium_text.audit:audits"
     config: GymnasiumConfig
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
@@ -133,13 +134,6 @@ class GymnasiumWorkflow(Workflow):
         """Describes an environment for ``rllm-core environments``, without importing gymnasium."""
         found = findings(variant)
         return {**found, **vars(Description.of(variant, found))} if found else {}
-
-    @classmethod
-    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Plays environments of the installed version; see `rllm_environments.gymnasium_text.audit`."""
-        from rllm_environments.gymnasium_text.audit import audits
-
-        return audits(variants)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays one game."""

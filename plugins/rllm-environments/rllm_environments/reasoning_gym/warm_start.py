@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
 
+from rllm_core.types import Task
 from rllm_environments.reasoning_gym import child, datasets
-
-if TYPE_CHECKING:
-    from rllm_environments.reasoning_gym.workflow import ReasoningGymWorkflow
 
 OF_LETTERS = ("letter_jumble", "palindrome_generation", "spell_backward")
 OF_WORDS = {"sentence_reordering": " ", "word_sequence_reversal": ", ", "word_sorting": ", "}
@@ -23,15 +20,14 @@ OF_WORDS = {"sentence_reordering": " ", "word_sequence_reversal": ", ", "word_so
 QUESTIONS, QUESTIONS_OF_SLOW = 1000, 32
 
 
-def conversations(workflow: ReasoningGymWorkflow, rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Yields conversations endlessly. Creates questions in this process: they are no model's output.
+def asked_and_answered(environment: str, tasks: Sequence[Task], rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Yields questions with answers endlessly. Creates questions in this process: they are no model's output.
 
     Args:
-        workflow: Workflow with the questions.
-        rng: Source of all randomness; equal states yield equal conversations.
+        environment: Name of the dataset.
+        tasks: Training tasks.
+        rng: Source of all randomness; equal states yield equal answers.
     """
-    environment = workflow.config.environment
-    tasks = workflow.tasks("train")
     wanted = QUESTIONS_OF_SLOW if datasets.findings(environment)["slow"] else QUESTIONS
     asked: list[tuple[str, str]] = []
     for task in itertools.islice(tasks, wanted):
@@ -41,9 +37,7 @@ def conversations(workflow: ReasoningGymWorkflow, rng: random.Random) -> Iterato
             asked.append((question, str(answer)))
     while asked:
         question, answer = rng.choice(asked)
-        given = _shuffled(environment, answer, rng) or rng.choice(asked)[1]
-        said = f"<answer>{given}</answer>" if workflow.config.answer == "tags" else given
-        yield [*workflow.prompt(question), {"role": "assistant", "content": said}]
+        yield question, _shuffled(environment, answer, rng) or rng.choice(asked)[1]
 
 
 def _shuffled(environment: str, answer: str, rng: random.Random) -> str | None:

@@ -29,6 +29,7 @@ from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationRe
 from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.reasoning_gym import datasets
+from rllm_environments.reasoning_gym.warm_start import asked_and_answered
 from rllm_environments.splits import Ranges
 
 POSE = "rllm_environments.reasoning_gym.child:pose"
@@ -99,6 +100,7 @@ class ReasoningGymWorkflow(Workflow):
     name: ClassVar[str] = "reasoning_gym"
     config_model: ClassVar[type[WorkflowConfig]] = ReasoningGymConfig
     audit_files: ClassVar[AuditFiles] = datasets.AUDIT_FILES
+    audits: ClassVar[str] = "rllm_environments.reasoning_gym.audit:audits"
     config: ReasoningGymConfig
 
     def __init__(self, config: WorkflowConfig | None = None, *, found: Mapping[str, Any] | None = None) -> None:
@@ -185,23 +187,18 @@ class ReasoningGymWorkflow(Workflow):
 
     def warm_start(self, rng: random.Random) -> Iterator[list[dict[str, Any]]] | None:
         """Conversations that teach the form of an answer, and nothing of what is right; see `warm_start`."""
-        from rllm_environments.reasoning_gym.warm_start import conversations
-
         self._check()
-        return conversations(self, rng)
+        form = "<answer>{}</answer>" if self.config.answer == "tags" else "{}"
+        return (
+            [*self.prompt(question), {"role": "assistant", "content": form.format(answer)}]
+            for question, answer in asked_and_answered(self.config.environment, self.tasks("train"), rng)
+        )
 
     @classmethod
     def describe(cls, variant: str) -> dict[str, Any]:
         """Describes a dataset for ``rllm-core environments``, without importing reasoning-gym."""
         found = datasets.findings(variant)
         return {**found, **vars(Description.of(variant, found))} if found else {}
-
-    @classmethod
-    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Audits datasets of the installed version; see `rllm_environments.reasoning_gym.audit`."""
-        from rllm_environments.reasoning_gym.audit import audits
-
-        return audits(variants)
 
     def _check(self) -> None:
         if self._is_checked:

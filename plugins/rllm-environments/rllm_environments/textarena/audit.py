@@ -1,4 +1,7 @@
-"""The audit of TextArena: every game is played to its end with moves that the game accepts."""
+"""The audit of TextArena.
+
+Every game is played to its end with moves that the game accepts, and passes all checks of a workflow.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm_core.errors import ConfigError
-from rllm_environments.legal_play import play
+from rllm_environments.legal_play import failed_checks, play
 from rllm_environments.textarena.game import Game, NoLegalMove
 from rllm_environments.textarena.refusals import names
 from rllm_environments.textarena.workflow import FAILS_IN_PLAY, TextArenaConfig, TextArenaWorkflow
@@ -19,6 +22,7 @@ MAX_TURNS = 300
 COMPARED_SEEDS = 4
 SEED = 3
 LIMIT_CPU_SECONDS = 10.0
+CHECKED_TURNS = 6
 
 
 class _TooSlow(BaseException):
@@ -45,17 +49,28 @@ def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in variants or sorted(names()):
         try:
             with _limited():
-                yield name, _audited(name)
+                found, moves = _audited(name)
         except _TooSlow:
             yield name, {"notes": [f"a game takes more than {LIMIT_CPU_SECONDS:.0f} CPU seconds"]}
+            continue
+        if found.get("played"):
+            failed = _failed_checks(name, moves)
+            found |= {"notes": failed + found["notes"]} | ({"played": False, "audited": False} if failed else {})
+        yield name, found
 
 
-def _audited(name: str) -> dict[str, Any]:
+def _failed_checks(name: str, moves: Sequence[str]) -> list[str]:
+    config = TextArenaConfig(environment=name, max_turns=CHECKED_TURNS, train_tasks=2, validation_tasks=1)
+    return failed_checks(lambda: TextArenaWorkflow(config, audited=True), moves)
+
+
+def _audited(name: str) -> tuple[dict[str, Any], list[str]]:
+    """Returns what was found, and the moves of the game that was played."""
     config = TextArenaConfig(environment=name, max_turns=MAX_TURNS, seat=0, train_tasks=8)
     try:
         workflow = Observed(config, audited=True)
     except ConfigError as error:
-        return {"refused": str(error).partition(" is refused: ")[2] or str(error)}
+        return {"refused": str(error).partition(" is refused: ")[2] or str(error)}, []
     found: dict[str, Any] = {"players": workflow.players}
     try:
         found["held_out"] = _held_out(workflow)
@@ -64,10 +79,10 @@ def _audited(name: str) -> dict[str, Any]:
             episode = play(workflow, workflow.tasks("train")[SEED], workflow.answer)
             found["turns"] = str(int(episode.metrics["turns"]))
     except NoLegalMove as error:
-        return {**found, "notes": [f"not played: {str(error).partition(': ')[2]}"]}
+        return {**found, "notes": [f"not played: {str(error).partition(': ')[2]}"]}, []
     except Exception as error:  # of the game
         text = " ".join(str(error).split())
-        return {**found, "refused": f"{FAILS_IN_PLAY}: {type(error).__name__}: {text[:120]}"}
+        return {**found, "refused": f"{FAILS_IN_PLAY}: {type(error).__name__}: {text[:120]}"}, []
     notes = []
     if not first.game.is_over:
         notes.append(f"not played: no end within {MAX_TURNS} random moves")
@@ -81,13 +96,14 @@ def _audited(name: str) -> dict[str, Any]:
         notes.append("the same seed and moves do not give the same game")
     if found["held_out"] == "nothing":
         notes.append("every seed starts alike, so nothing is held out")
-    return {**found, "played": played, "audited": played and is_repeatable, "notes": notes}
+    return {**found, "played": played, "audited": played and is_repeatable, "notes": notes}, first.moves
 
 
 @dataclass(frozen=True)
 class _Played:
     game: Game
     texts: list[str]
+    moves: list[str]
 
 
 def _played_alone(workflow: Observed) -> _Played:
@@ -95,10 +111,12 @@ def _played_alone(workflow: Observed) -> _Played:
     rng = random.Random(SEED)
     game = Game(workflow.config.environment, workflow.players, SEED)
     texts: list[str] = []
+    moves: list[str] = []
     while not game.is_over and len(texts) < MAX_TURNS:
         texts.append(game.seen())
-        game.act(game.legal_move(rng))
-    return _Played(game, texts)
+        moves.append(game.legal_move(rng))
+        game.act(moves[-1])
+    return _Played(game, texts, moves)
 
 
 def _held_out(workflow: TextArenaWorkflow) -> str:

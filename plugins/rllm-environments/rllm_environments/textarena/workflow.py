@@ -84,6 +84,7 @@ class TextArenaWorkflow(Workflow):
     name: ClassVar[str] = "textarena"
     config_model: ClassVar[type[WorkflowConfig]] = TextArenaConfig
     audit_files: ClassVar[AuditFiles] = AUDIT_FILES
+    audits: ClassVar[str] = "rllm_environments.textarena.audit:audits"
     config: TextArenaConfig
 
     def __init__(self, config: WorkflowConfig | None = None, *, audited: bool = False) -> None:
@@ -130,13 +131,6 @@ class TextArenaWorkflow(Workflow):
         """Describes a game for ``rllm-core environments``, without importing TextArena."""
         found = findings(variant)
         return {**found, **vars(Description.of(variant, found))} if found else {}
-
-    @classmethod
-    def audit(cls, variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Plays games of the installed version; see `rllm_environments.textarena.audit`."""
-        from rllm_environments.textarena.audit import audits
-
-        return audits(variants)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Plays one game."""
