@@ -10,7 +10,7 @@ VENV := .venv
 PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
-TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-trackers
+TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-viewer test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.
 PACKAGE_TESTS := plugins/rllm-workflows tests/installed tests/docs tests/plugins tests/cli plugins/rllm-devkit tests/benchmarks \
 	$(filter-out %-bwrap %-devkit %-environments %-gateway %-local %-verifiers %-workflows,$(wildcard plugins/*))
@@ -51,7 +51,7 @@ AGENTS_NEWEST := .venv-agents-newest
 AGENTS_CLI := .venv-agents-cli
 AGENTS_CLI_PACKAGES := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 
-# The page of the viewer in a real browser: a Chromium of the machine, or else playwright's own.
+# The page of the viewer in a real browser: CHROMIUM, or one of the machine, or else one that is installed, where it may.
 VIEWER := .venv-viewer
 VIEWER_PACKAGES := playwright==1.65.2 axe-playwright-python==0.1.8 pytest pytest-xdist -e plugins/rllm-viewer
 
@@ -70,7 +70,7 @@ VERIFIERS_NEWEST := .venv-verifiers-newest
 VERIFIERS_CHECKOUT :=
 
 TEST_ENVIRONMENTS := $(VENV) $(VERL) $(TINKER) $(TINKER_COOKBOOK) $(TINKER_038) $(TINKER_SERVER) $(TRACKERS) $(AGENTS) \
-	$(ENVIRONMENTS) $(VERIFIERS)
+	$(ENVIRONMENTS) $(VERIFIERS) $(VIEWER)
 
 # Tests must not depend on the number of cores or on a model hub.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
@@ -82,7 +82,6 @@ BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 # For make docs-browser.
 BROWSER_PYTHON := python3
-CHROMIUM := chromium
 
 .DEFAULT_GOAL := help
 ifndef AT_ONCE
@@ -91,7 +90,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
-	agents-newest agents-cli verifiers-newest test-viewer viewer-pictures $(TEST_LANES)
+	agents-newest agents-cli verifiers-newest chromium viewer-pictures $(TEST_LANES)
 
 help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
@@ -104,7 +103,7 @@ help:
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
-	@echo "make test-viewer     test the page of the viewer in Chromium, which must be installed; not part of make test"
+	@echo "make test-viewer     test the page of the viewer in Chromium, which it installs where it may (CHROMIUM=PROGRAM for another)"
 	@echo "make test-agents     test agents of other people, with their SDKs and frameworks, against the gateway"
 	@echo "make test-environments test the environments of other packages: reasoning-gym, TextArena, gymnasium, verifiers"
 	@echo "make agents-newest   the same with the newest releases, in an environment of its own; not part of make test"
@@ -131,8 +130,8 @@ starter-model: $(VENV)/.installed
 	@$(VENV)/bin/python -m rllm_local.starter
 
 # Lanes wait for processes and deadlines for half of their time, so two run at once, from the longest on. Their
-# environments are set up before, one after another.
-test: lint $(TEST_ENVIRONMENTS:%=%/.installed)
+# environments are set up before, one after another, and the browser, so that nobody waits an hour to hear that it lacks.
+test: lint $(TEST_ENVIRONMENTS:%=%/.installed) chromium
 	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) AT_ONCE=1 $(TEST_LANES)
 
 test-core: $(VENV)/.installed
@@ -170,13 +169,14 @@ test-tinker-038: $(TINKER_038)/.installed $(TINKER_SERVER)/.installed
 test-trackers: $(TRACKERS)/.installed
 	@$(TEST_ENVIRONMENT) $(TRACKERS)/bin/pytest -c tests/trackers/pytest.ini tests/trackers
 
-test-viewer: $(VIEWER)/.installed
+chromium: $(VIEWER)/.installed
 	@$(VIEWER)/bin/python tests/viewer/browser.py
+
+test-viewer: chromium
 	@$(TEST_ENVIRONMENT) $(VIEWER)/bin/pytest -c tests/viewer/pytest.ini --rootdir . $(IN_TWO_PROCESSES) tests/viewer
 
 # Draws the pictures of docs/viewer.md again.
-viewer-pictures: $(VIEWER)/.installed
-	@$(VIEWER)/bin/python tests/viewer/browser.py
+viewer-pictures: chromium
 	@RLLM_VIEWER_PICTURES=docs/images $(VIEWER)/bin/pytest -c tests/viewer/pytest.ini --rootdir . -q tests/viewer/test_pictures.py
 
 test-agents: $(AGENTS)/.installed
@@ -241,7 +241,7 @@ docs: $(VENV)/.installed
 
 # By hand: needs a Python with playwright, and a Chromium.
 docs-browser: docs
-	@$(BROWSER_PYTHON) docs/browser.py --chromium $(CHROMIUM)
+	@$(BROWSER_PYTHON) docs/browser.py --chromium $(or $(CHROMIUM),chromium)
 
 docs-serve: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve --strict

@@ -23,7 +23,7 @@ cannot.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -110,11 +110,31 @@ class OptimizerStep:
     trajectories: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenMeasures:
+    """Numbers of a sample's tokens from the forward pass of its training; None for what the pass does not compute.
+
+    Attributes:
+        logprobs: ``(sampled_tokens,)`` log-probabilities under the weights before the step.
+        entropies: ``(sampled_tokens,)`` entropies of the distributions under these weights, in nats.
+    """
+
+    logprobs: Floats | None = None
+    entropies: Floats | None = None
+
+
 @dataclass(frozen=True)
 class UpdateResult:
-    """Metrics of an optimizer step by name, e.g. ``grad_norm``, ``entropy``, ``learning_rate``."""
+    """Result of an optimizer step.
+
+    Attributes:
+        metrics: Metrics by name, e.g. ``grad_norm``, ``entropy``, ``learning_rate``.
+        tokens: Numbers of tokens by ``sample_id``, which the run records. Only what was computed anyway: samples
+            without a forward pass, or a backend that gets no numbers of tokens, have none.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, TokenMeasures] = field(default_factory=dict)
 
 
 class BackendProtocol(ABC, Generic[BatchT]):

@@ -27,6 +27,9 @@ SHARED_FIELDS = ("messages", "tools", "prompt_ids", "prompt_media")
 RULES = ("first", "best", "worst", "divided")
 """Rules for the groups to record, which take turns: the oldest, highest and lowest mean reward, largest spread."""
 
+MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
+"""Numbers of trained tokens that a rollout may have."""
+
 PerStep = Sequence[Floats | None]
 """``(completion_tokens,)`` numbers of each step of a trajectory, or None for a step that was not trained."""
 
@@ -40,6 +43,9 @@ class RecordedRollout:
         reason: Reason of the outcome, as in the rollout accounting.
         advantages: Advantages as they were trained, per trajectory and step; empty if nothing was trained.
         corrections: Weights of the off-policy corrections, likewise; empty without corrections.
+        trainer_logprobs: Log-probabilities under the weights before the step, likewise; empty if the backend did not
+            compute them.
+        entropies: Entropies under these weights, likewise.
     """
 
     episode: Episode
@@ -47,6 +53,8 @@ class RecordedRollout:
     reason: str
     advantages: Sequence[PerStep] = ()
     corrections: Sequence[PerStep] = ()
+    trainer_logprobs: Sequence[PerStep] = ()
+    entropies: Sequence[PerStep] = ()
 
     @property
     def reward(self) -> float | None:
@@ -89,7 +97,7 @@ class RecordedGroup:
             if (rollout.outcome, rollout.reason) != (self.outcome, self.reason):
                 row |= {"outcome": rollout.outcome, "reason": rollout.reason}
             row["episode"] = line.of_episode(rollout.episode)
-            for name in ("advantages", "corrections"):
+            for name in MEASURES:
                 if numbers := getattr(rollout, name):
                     row[name] = [[_numbers(of_step) for of_step in of_trajectory] for of_trajectory in numbers]
             rollouts.append(row)
@@ -246,7 +254,7 @@ class _Line:
 
 def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
     episode = line.episode(row["episode"])
-    numbers = {name: _per_step(row[name], episode) for name in ("advantages", "corrections") if name in row}
+    numbers = {name: _per_step(row[name], episode) for name in MEASURES if name in row}
     return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 

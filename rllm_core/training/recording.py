@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.algorithms.samples import per_step, trained_segments
 from rllm_core.assembly.algorithm import Algorithm
+from rllm_core.backend import TokenMeasures
 from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.run_folder.folder import RunDir
-from rllm_core.run_folder.groups import PerStep, RecordedGroup, RecordedRollout, chosen
+from rllm_core.run_folder.groups import MEASURES, PerStep, RecordedGroup, RecordedRollout, chosen
 from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, IndexedGroup
 from rllm_core.run_folder.token_texts import TokenTexts
 from rllm_core.scope import Calls
@@ -27,6 +31,9 @@ from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 VALIDATION_TASKS = 4
 """Tasks of each validation that are recorded, times ``training.groups_kept_per_step``."""
+
+Measured = Mapping[str, Floats | None]
+"""``(sampled_tokens,)`` numbers of a sample by name, of `rllm_core.run_folder.groups.MEASURES`."""
 
 
 class Recording:
@@ -95,6 +102,7 @@ class Recording:
         consumed: Sequence[Group],
         samples: Iterable[TrainingSample],
         corrections: Mapping[str, Floats],
+        computed: Mapping[str, TokenMeasures],
         *,
         step: int,
     ) -> list[RecordedGroup]:
@@ -104,7 +112,11 @@ class Recording:
             consumed: Groups of the step.
             samples: Their training samples, as they were trained.
             corrections: ``(sampled_tokens,)`` weights of the corrections, by sample id.
+            computed: Numbers of tokens from the backend, by sample id.
             step: Number of the step.
+
+        Raises:
+            RunError: If numbers of the backend do not fit a recorded sample.
         """
         if not self._groups:
             return []
@@ -130,7 +142,11 @@ class Recording:
                 outcome="trained",
                 reason="trained",
                 weight_version=group.weight_version,
-                rollouts=self._trained_rollouts(group, of_group.get(group.ordinal, ()), corrections),
+                rollouts=self._trained_rollouts(
+                    group,
+                    of_group.get(group.ordinal, ()),
+                    lambda sample: _measured(sample, corrections, computed),
+                ),
             )
             self._write(one, group.calls)
             recorded.append(one)
@@ -162,42 +178,45 @@ class Recording:
             )
 
     def _trained_rollouts(
-        self, group: Group, samples: Sequence[TrainingSample], corrections: Mapping[str, Floats]
+        self,
+        group: Group,
+        samples: Sequence[TrainingSample],
+        measured: Callable[[TrainingSample], Measured],
     ) -> list[RecordedRollout]:
         """Returns the rollouts of a trained group with the numbers of their steps."""
-        numbers: dict[int, tuple[PerStep, PerStep]] = {}  # advantages and weights, by identity of the trajectory
+        numbers: dict[int, dict[str, PerStep]] = {}  # by identity of the trajectory
+        known = {"advantages"}
         remaining = iter(samples)
         for of_role in group.groups:
             written = self._estimators.of(of_role.role).learns_written
             for trajectory in of_role.trajectories:
                 mine = [next(remaining) for _ in trained_segments(trajectory, learns_written=written)]
-                weights = [corrections.get(sample.sample_id) for sample in mine]
-                numbers[id(trajectory)] = (
-                    per_step(trajectory, [sample.advantages for sample in mine], learns_written=written),
-                    per_step(trajectory, weights, learns_written=written),
-                )
+                found = [measured(sample) for sample in mine]
+                known |= {name for of_sample in found for name, values in of_sample.items() if values is not None}
+                numbers[id(trajectory)] = {
+                    name: per_step(trajectory, [each[name] for each in found], learns_written=written)
+                    for name in MEASURES
+                }
         return [
             RecordedRollout(episode, "filtered", FilterReason.UNSCORED.value)
             if episode.rollout_index in group.unscored
-            else self._trained_rollout(episode, numbers, has_corrections=bool(corrections))
+            else self._trained_rollout(episode, numbers, [name for name in MEASURES if name in known])
             for episode in group.episodes
         ]
 
     def _trained_rollout(
-        self, episode: Episode, numbers: Mapping[int, tuple[PerStep, PerStep]], *, has_corrections: bool
+        self, episode: Episode, numbers: Mapping[int, Mapping[str, PerStep]], names: Sequence[str]
     ) -> RecordedRollout:
         if episode.termination_reason.value in self._left_out:
             return RecordedRollout(episode, "filtered", FilterReason.TERMINATION_REASON.value)
-        of_trajectories = [
-            numbers.get(id(trajectory), ([None] * len(trajectory.steps),) * 2) for trajectory in episode.trajectories
-        ]
-        return RecordedRollout(
-            episode,
-            "trained",
-            "trained",
-            advantages=[advantages for advantages, _ in of_trajectories],
-            corrections=[weights for _, weights in of_trajectories] if has_corrections else (),
-        )
+        of_rollout = {
+            name: [
+                numbers[id(trajectory)][name] if id(trajectory) in numbers else [None] * len(trajectory.steps)
+                for trajectory in episode.trajectories
+            ]
+            for name in names
+        }
+        return RecordedRollout(episode, "trained", "trained", **of_rollout)
 
     def _write(self, group: RecordedGroup, calls: Mapping[int, Calls]) -> None:
         line, groups = group.to_json(), self._lines[GROUPS]
@@ -211,6 +230,22 @@ class Recording:
             if episode.rollout_index in calls
         )
         self._texts.write(episodes)
+
+
+def _measured(
+    sample: TrainingSample, corrections: Mapping[str, Floats], computed: Mapping[str, TokenMeasures]
+) -> Measured:
+    of_backend = computed.get(sample.sample_id, TokenMeasures())
+    found = {"trainer_logprobs": of_backend.logprobs, "entropies": of_backend.entropies}
+    for name, values in found.items():
+        if values is not None and (len(values) != sample.sampled_tokens or not np.isfinite(values).all()):
+            raise RunError(
+                f"update_policy of the backend returned {len(values)} {name.replace('_', ' ')} for a sample with "
+                f"{sample.sampled_tokens} sampled tokens, or some that are not finite"
+            )
+    if found["trainer_logprobs"] is None:  # those that the core has requested for the loss or the corrections
+        found["trainer_logprobs"] = sample.proximal_logprobs
+    return {"advantages": sample.advantages, "corrections": corrections.get(sample.sample_id), **found}
 
 
 def _validated(episode: Episode) -> RecordedRollout:

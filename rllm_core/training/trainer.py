@@ -215,7 +215,9 @@ class Trainer:
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
-        recorded = self.parts.recording.trained(trained, samples, self.crediting.take_corrections(), step=step)
+        recorded = self.parts.recording.trained(
+            trained, samples, self.crediting.take_corrections(), result.tokens, step=step
+        )
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
         known = {**result.metrics, **self.crediting.diagnostics.flush()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout, chosen
+from rllm_core.run_folder.groups import MEASURES, RecordedGroup, RecordedRollout, chosen
 from rllm_core.tokens import logprobs, packed, token_ids, unpacked
 from rllm_core.types import Episode, Floats, PlacedMedia, Step, Task, TerminationReason, Trajectory
 
@@ -146,12 +146,15 @@ def test_another_prompt_of_the_same_task_is_kept() -> None:
     assert [rollout.episode for rollout in after.rollouts] == [mine, other]
 
 
-def test_advantages_and_corrections_are_restored_per_token() -> None:
+def test_numbers_of_tokens_are_restored_per_token() -> None:
     constant: list[Floats | None] = [np.full(40, 0.25, np.float32), None, np.full(40, 0.25, np.float32)]
     varying: list[Floats | None] = [None, None, np.linspace(0, 2, 40, dtype=np.float32)]
-    rollout = RecordedRollout(episode(0), "trained", "trained", [constant], [varying])
+    numbers = {"corrections": [varying], "trainer_logprobs": [varying], "entropies": [constant]}
+    rollout = RecordedRollout(episode(0), "trained", "trained", [constant], **numbers)
     restored = RecordedGroup.from_json(group([], rollouts=[rollout]).to_json()).rollouts[0]
-    for before, after in ((constant, restored.advantages[0]), (varying, restored.corrections[0])):
+    assert set(MEASURES) == {"advantages", *numbers}
+    for name, [before] in {"advantages": [constant], **numbers}.items():
+        [after] = getattr(restored, name)
         assert [None if each is None else each.tolist() for each in after] == [
             None if each is None else each.tolist() for each in before
         ]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm_core.backend import TokenMeasures, UpdateResult
 from rllm_core.engine import EngineError
 from rllm_core.run_folder.groups import RULES, RecordedGroup
 from rllm_core.run_folder.recorded import group_at, index_of, texts_of_tokens, timings_of
@@ -91,14 +92,69 @@ def test_advantages_are_those_that_were_trained(run_scripted: Any, trained: Any,
             assert np.array_equal(np.concatenate(advantages), sample.advantages)
             compared += bool(sample.advantages.any())
             if corrections:
+                [proximal] = rollout.trainer_logprobs
+                assert np.array_equal(np.concatenate(proximal), sample.proximal_logprobs)
                 [weights] = rollout.corrections
                 expected = np.exp(-0.1 * (1 + np.arange(len(sample.logprobs)) % 3))
                 assert np.concatenate(weights) == pytest.approx(expected, rel=1e-5)
                 weighted += len(expected)
             else:
                 assert rollout.corrections == ()
+                assert rollout.trainer_logprobs == ()
     assert compared > 0
     assert bool(weighted) == bool(corrections)
+
+
+def reporting(monkeypatch: pytest.MonkeyPatch, measures: Any) -> None:
+    """Lets the backend report numbers of the tokens of every second sample."""
+    samples: list[TrainingSample] = []
+    transform, update = ScriptedBackend.transform_to_backend_batch, ScriptedBackend.update_policy
+
+    def collect(self: Any, batch: Any) -> Any:
+        samples.extend(batch)
+        return transform(self, batch)
+
+    async def report(self: Any, step: Any) -> UpdateResult:
+        result = await update(self, step)
+        tokens = {sample.sample_id: measures(sample) for sample in samples[::2]}
+        samples.clear()
+        return UpdateResult(result.metrics, tokens)
+
+    monkeypatch.setattr(ScriptedBackend, "transform_to_backend_batch", collect)
+    monkeypatch.setattr(ScriptedBackend, "update_policy", report)
+
+
+@pytest.mark.slow
+def test_numbers_of_tokens_of_the_backend_are_recorded(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporting(monkeypatch, lambda sample: TokenMeasures(logprobs=sample.logprobs / 2, entropies=-sample.logprobs))
+    run = run_scripted("say_yes.turns=2")
+    known = Counter()
+    for group in groups_of(run.path, "trained"):
+        for rollout in group.rollouts:
+            [logprobs], [entropies] = rollout.trainer_logprobs, rollout.entropies
+            for step, mine, undecided in zip(rollout.episode.trajectories[0].steps, logprobs, entropies, strict=True):
+                known[mine is not None] += 1
+                if mine is not None:
+                    assert np.array_equal(mine, step.logprobs / 2)
+                    assert np.array_equal(undecided, -step.logprobs)
+    assert known[True] == known[False] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "measures",
+    [
+        lambda sample: TokenMeasures(logprobs=sample.logprobs[1:]),
+        lambda sample: TokenMeasures(entropies=np.full(sample.sampled_tokens, np.nan, np.float32)),
+    ],
+    ids=["too few", "not finite"],
+)
+def test_numbers_that_do_not_fit_end_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch, measures: Any) -> None:
+    reporting(monkeypatch, measures)
+    run = run_scripted("say_yes.turns=2")
+    assert re.match(
+        r"update_policy of the backend returned \d+ (trainer logprobs|entropies) for a sample", str(run.error)
+    )
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def loss_on_local(model: Path, samples: Sequence[TrainingSample]) -> float:
     trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=False), 0.0)
     tokens = sum(sample.sampled_tokens for sample in samples)
     step = OptimizerStep(step=1, total_steps=1, samples=len(samples), sampled_tokens=tokens, trajectories=len(samples))
-    return trainer.step(step)["loss"]
+    return trainer.step(step).metrics["loss"]
 
 
 def test_verls_own_trainer_learns_our_rows(make: Make, model: Path, tmp_path: Path) -> None:

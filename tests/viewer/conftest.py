@@ -39,8 +39,7 @@ def chromium() -> Iterator[Browser]:
     program = browser.found()
     assert program is not None, "there is no Chromium; run: make test-viewer"
     with sync_playwright() as playwright:
-        # A sandbox of Chromium does not work for root, and the pages are our own.
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
         yield started
         started.close()
 

@@ -55,7 +55,11 @@ def sorting(number: int, at: int, kept: str, **fields: Any) -> RecordedGroup:
         )  # fmt: skip
         advantages = np.full(len(call.completion_ids), share - 0.5, np.float32)
         weights = np.linspace(0.5, 1.5, len(call.completion_ids)).astype(np.float32)
-        rollouts.append(replace(one, advantages=[[advantages]], corrections=[[weights]]))
+        # The weights have moved a little since; an entropy bonus was on up to some step.
+        trainer = (call.logprobs + np.linspace(-0.2, 0.0, len(call.completion_ids))).astype(np.float32)
+        entropies = [[np.linspace(0.1, 2.0, len(call.completion_ids)).astype(np.float32)]] if at > 1 else []
+        numbers = {"corrections": [[weights]], "trainer_logprobs": [[trainer]], "entropies": entropies}
+        rollouts.append(replace(one, advantages=[[advantages]], **numbers))
     task = Task(task_id=f"word-{number % 5}", data={"question": question, "answer": right})
     return group(rollouts, step=at, group=number, kept=kept, task=task, weight_version=max(0, at - 1), **fields)
 

@@ -33,6 +33,11 @@ def test_the_table_has_every_token_as_it_was_trained(server: ViewServer, folder:
         float(recorded.advantages[0][0][0]), abs=1e-3
     )
     assert float(shown["correction"]) == pytest.approx(0.5, abs=1e-3)
+    trainer = float(recorded.trainer_logprobs[0][0][0])
+    said = float(shown["trainer's log-probability"].replace("\u2212", "-"))
+    assert said == pytest.approx(trainer, abs=1e-3)
+    assert float(shown["ratio"]) == pytest.approx(np.exp(trainer - call.logprobs[0]), abs=1e-3)
+    assert "entropy" not in heads, "not recorded in this group"
     prompt = dict(zip(heads, rows[0], strict=True))
     assert (prompt["text"], prompt["mask"], prompt["log-probability"]) == ("<|im_start|>", "prompt", "\u2013")
 
@@ -61,10 +66,13 @@ def test_the_first_difference_of_best_and_worst_is_marked(server: ViewServer, pa
 
 @pytest.mark.parametrize(
     ("key", "measure", "colored"),
-    [("1", "advantage", 5), ("2", "logprob", 5), ("5", "correction", 5), ("6", "mask", 5), ("8", "version", 5)],
-)
+    [
+        ("1", "advantage", 5), ("2", "logprob", 5), ("3", "trainer", 5), ("4", "ratio", 5), ("5", "correction", 5),
+        ("6", "mask", 5), ("7", "entropy", 5), ("8", "version", 5),
+    ],
+)  # fmt: skip
 def test_a_measure_colors_the_tokens(key: str, measure: str, colored: int, server: ViewServer, page: Page) -> None:
-    show(page, server, f"#/run/0/group/{group_id(server, 1)}/rollout/1/tokens")
+    show(page, server, f"#/run/0/group/{group_id(server, 2)}/rollout/1/tokens")
     page.keyboard.press(key)
     assert page.input_value("#measure") == measure
     assert f"measure={measure}" in page.evaluate("location.hash")
@@ -77,7 +85,7 @@ def test_a_measure_colors_the_tokens(key: str, measure: str, colored: int, serve
 def test_what_was_not_recorded_cannot_be_chosen(server: ViewServer, page: Page) -> None:
     show(page, server, f"#/run/0/group/{group_id(server, 1)}/rollout/1/tokens")
     disabled = page.eval_on_selector_all("#measure option:disabled", "options => options.map((one) => one.textContent)")
-    assert "7 entropy (not recorded)" in disabled
+    assert disabled == ["7 entropy (not recorded)", "9 token reward (not recorded)"]
     page.keyboard.press("7")
     assert page.input_value("#measure") == "advantage"
 

@@ -205,9 +205,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
         """See `BackendProtocol.update_policy`."""
-        metrics = await self._in_worker(self._allocated().step, step)
+        result = await self._in_worker(self._allocated().step, step)
         self.step = step.step
-        return UpdateResult(metrics)
+        return result
 
     def _entropy_coefficient(self) -> float:
         """Returns the entropy coefficient of the current step."""

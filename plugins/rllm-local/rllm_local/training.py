@@ -17,7 +17,7 @@ from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.corrections import Corrections, Weights
 from rllm_core.algorithms.diagnostics import OffPolicyDiagnostics, token_ages
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, kl_estimate, losses_of
-from rllm_core.backend import OptimizerStep
+from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
 from rllm_local.model import trained_parameters
@@ -49,6 +49,7 @@ class _Sums:
     divergence: float = 0.0
     max_difference: float | None = None
     trained_tokens: int = 0
+    tokens: dict[str, TokenMeasures] = field(default_factory=dict)
 
 
 @dataclass
@@ -143,6 +144,7 @@ class Trainer:
                 divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
                 losses = losses + self.kl.coefficient * divergence
                 self._sums.divergence += float(divergence.detach().sum())
+            entropies = None
             if entropy_coefficient > 0:
                 entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
                 losses = losses - entropy_coefficient * entropies
@@ -152,13 +154,15 @@ class Trainer:
             total.backward()  # type: ignore[no-untyped-call]
             self._sums.loss += float(total.detach())
             self._sums.trained_tokens += len(logprobs)
-            self._observe(micro, inputs, weights, [batch.samples[index] for index in micro.samples])
+            samples = [batch.samples[index] for index in micro.samples]
+            self._observe(micro, inputs, weights, samples)
+            self._keep(samples, micro.sample_tokens, logprobs, entropies)
 
-    def step(self, step: OptimizerStep) -> dict[str, float]:
+    def step(self, step: OptimizerStep) -> UpdateResult:
         """Divides the gradient by the counts, clips it, and updates the weights.
 
         Returns:
-            Metrics of the step.
+            Metrics of the step, and the numbers of its tokens.
 
         Raises:
             RunError: If the gradient is not finite; the weights stay unchanged.
@@ -186,7 +190,7 @@ class Trainer:
             metrics["kl_reference"] = sums.divergence / max(1, sums.trained_tokens)
         if sums.max_difference is not None:
             metrics["rollout_logprob_difference_max"] = sums.max_difference
-        return metrics | self.diagnostics.flush()
+        return UpdateResult(metrics | self.diagnostics.flush(), sums.tokens)
 
     def _loss_inputs(self, micro: MicroBatch, logprobs: torch.Tensor) -> tuple[LossInputs, Weights | None]:
         """Returns the inputs of the loss, and the correction weights in them if corrections are applied here."""
@@ -257,6 +261,23 @@ class Trainer:
         hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
         logits = model(input_ids=probe, use_cache=False).logits
         return torch.equal(model.get_output_embeddings()(hidden), logits)
+
+    def _keep(
+        self,
+        samples: Sequence[TrainingSample],
+        lengths: Sequence[int],
+        logprobs: torch.Tensor,
+        entropies: torch.Tensor | None,
+    ) -> None:
+        """Keeps the numbers of tokens for the result of the step."""
+        parts = [
+            [None] * len(samples) if values is None else torch.split(values.detach().cpu(), list(lengths))
+            for values in (logprobs, entropies)
+        ]
+        for sample, known, undecided in zip(samples, *parts, strict=True):
+            self._sums.tokens[sample.sample_id] = TokenMeasures(
+                logprobs=known.numpy(), entropies=None if undecided is None else undecided.numpy()
+            )
 
     @torch.no_grad()
     def _observe(

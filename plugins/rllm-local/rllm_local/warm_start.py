@@ -73,7 +73,7 @@ def warm_start(
                 sampled_tokens=sum(sample.sampled_tokens for sample in samples),
                 trajectories=len(samples),
             )
-        )
+        ).metrics
         decay = settings["loss_decay"] if average is not None else 0.0
         average = decay * (average or 0.0) + (1 - decay) * metrics["loss"]
         if converged_at is None and (progress.has_ended(step, metrics["loss"]) if not target else average < target):

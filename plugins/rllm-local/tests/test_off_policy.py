@@ -340,13 +340,15 @@ def test_divergence_and_entropy_are_exact_however_they_are_cut(
     config = configured(aggregation=aggregation)
     kl = KLConfig(coefficient=0.3, estimator=estimator)
     given = with_reference([s.model_copy(update={"advantages": np.zeros_like(s.advantages)}) for s in samples])
-    found = []
+    found, measured = [], []
     for share, most, passes in ((True, 4096, [given]), (False, 30, [given[9:], given[:9]])):
         trainer = trainer_of(config, kl=kl, share_prefixes=share, max_batch_tokens=most)
         for part in passes:
             trainer.forward_backward(trainer.batch(part, skip_zero_advantages=False), 0.01)
         gradient = torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None])
-        found.append((gradient, trainer.step(COUNTS)))
+        result = trainer.step(COUNTS)
+        found.append((gradient, result.metrics))
+        measured.append(result.tokens)
     (whole, metrics), (cut, cut_metrics) = found
     assert_close(cut, whole)
     assert metrics == approximately(cut_metrics)
@@ -363,6 +365,10 @@ def test_divergence_and_entropy_are_exact_however_they_are_cut(
         x = torch.tensor(sample.reference_logprobs) - mine
         estimates = {"k1": -x, "k2": x**2 / 2, "k3": x.exp() - 1 - x}[estimator]
         divergence += float(estimates.detach().sum())
+        for tokens in measured:
+            kept = tokens[sample.sample_id]
+            np.testing.assert_allclose(kept.logprobs, mine.detach().numpy(), atol=1e-5)
+            np.testing.assert_allclose(kept.entropies, entropies.detach().numpy(), atol=1e-5)
         total = total + weight(sample.sampled_tokens) * (0.3 * estimates - 0.01 * entropies).sum()
     gradients = torch.autograd.grad(total, [p for p in model.parameters() if p.requires_grad])
     count = Aggregation(aggregation).denominator(COUNTS)
@@ -380,7 +386,7 @@ def test_a_divergence_of_zero_is_a_number(
         for s, mine in zip(samples, trainer.logprobs(samples), strict=True)
     ]
     trainer.forward_backward(trainer.batch(given, skip_zero_advantages=False), 0.0)
-    assert trainer.step(COUNTS)["kl_reference"] == pytest.approx(0, abs=1e-9)
+    assert trainer.step(COUNTS).metrics["kl_reference"] == pytest.approx(0, abs=1e-9)
 
 
 def test_a_divergence_from_nothing_is_an_error(

@@ -18,6 +18,7 @@ from rllm_core.backend import (
     OptimizerStep,
     Policy,
     PolicyUpdate,
+    TokenMeasures,
     UpdateResult,
 )
 from rllm_core.config import ConfigError, RunConfig
@@ -169,7 +170,10 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         if norm is not None:
             metrics["grad_norm"] = norm
         self._step, self._version = step.step, None
-        return UpdateResult(metrics)
+        tokens = {
+            sample.sample_id: TokenMeasures(logprobs=known) for sample, known in zip(samples, logprobs, strict=True)
+        }
+        return UpdateResult(metrics, tokens)
 
     def _metrics(
         self, step: OptimizerStep, samples: Sequence[TrainingSample], logprobs: Sequence[Floats]

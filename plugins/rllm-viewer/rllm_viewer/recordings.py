@@ -10,7 +10,7 @@ from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import recorded
-from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
+from rllm_core.run_folder.groups import MEASURES, RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_viewer.results import tables_of
 from rllm_viewer.terminal import visible_line
@@ -159,7 +159,7 @@ def entry_json(entry: IndexedGroup) -> dict[str, Any]:
 
 
 def group_json(group: RecordedGroup, timings: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns a whole group with its episodes, advantages and corrections as JSON data."""
+    """Returns a whole group with its episodes and the numbers of its tokens as JSON data."""
     fields = {name: getattr(group, name) for name in ("step", "group", "kept", "outcome", "reason", "weight_version")}
     rollouts = [
         {
@@ -167,8 +167,7 @@ def group_json(group: RecordedGroup, timings: dict[str, dict[str, Any]]) -> dict
             "reason": rollout.reason,
             "reward": rollout.reward,
             "reward_parts": parts_of(rollout),
-            "advantages": _lists(rollout.advantages),
-            "corrections": _lists(rollout.corrections),
+            **{name: _lists(getattr(rollout, name)) for name in MEASURES},
             "calls": timings.get(rollout.episode.rollout_id, {}).get("calls"),
             "episode": rollout.episode.model_dump(mode="json"),
         }

@@ -11,7 +11,15 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from rllm_core.backend import BackendProtocol, Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
+from rllm_core.backend import (
+    BackendProtocol,
+    Capabilities,
+    OptimizerStep,
+    Policy,
+    PolicyUpdate,
+    TokenMeasures,
+    UpdateResult,
+)
 from rllm_core.config import RunConfig
 from rllm_core.engine import RolloutEngine, derive_seed
 from rllm_core.errors import StallError
@@ -266,9 +274,13 @@ class BackendProbe:
     async def train(self, *passes: Sequence[TrainingSample]) -> Outcome:
         """Does one optimizer step and publishes its weights."""
         before = await self.known_logprobs()
-        metrics = await self.step(*passes)
+        result = await self._step_with(*passes)
+        known = {sample.sample_id: mine for sample, mine in zip(self.samples, before, strict=True)}
+        for sample in (sample for samples in passes for sample in samples):
+            if sample.sample_id in result.tokens:
+                _check_measures(result.tokens[sample.sample_id], known[sample.sample_id], self.logprob_tolerance)
         await self.publish("step")
-        return Outcome(before, await self.known_logprobs(), metrics)
+        return Outcome(before, await self.known_logprobs(), result.metrics)
 
     async def known_logprobs(self) -> list[Floats]:
         """Returns log-probabilities of the samples under the live version, computed once."""
@@ -278,6 +290,9 @@ class BackendProbe:
 
     async def step(self, *passes: Sequence[TrainingSample]) -> dict[str, float]:
         """Does one optimizer step and returns its metrics; the engine still has the previous weights."""
+        return (await self._step_with(*passes)).metrics
+
+    async def _step_with(self, *passes: Sequence[TrainingSample]) -> UpdateResult:
         await self._enter_training()
         for samples in passes:
             batch = self.backend.transform_to_backend_batch(samples)
@@ -302,7 +317,7 @@ class BackendProbe:
                 f"update_policy changed the engine's weight_version to {self.engine.weight_version}; only "
                 "on_policy_updated may"
             )
-        return result.metrics
+        return result
 
     # ----------------------------------------------------------------------------------------------------------------
     # Checkpoints
@@ -351,6 +366,21 @@ def check_as_saved(probe: BackendProbe, found: Sequence[Floats], saved: Saved, w
     gap = largest_gap(found, saved.logprobs)
     if not gap <= probe.logprob_tolerance:
         raise Broken(f"{what} from the saved ones by up to {gap:.2g}")
+
+
+def _check_measures(found: TokenMeasures, logprobs: Floats, tolerance: float) -> None:
+    for name in ("logprobs", "entropies"):
+        values = getattr(found, name)
+        if values is not None and (np.shape(values) != logprobs.shape or not np.isfinite(values).all()):
+            raise Broken(
+                f"update_policy returned {name} of shape {np.shape(values)} for a sample with {len(logprobs)} sampled "
+                "tokens, or some that are not finite"
+            )
+    if found.logprobs is not None and largest_gap([found.logprobs], [logprobs]) > tolerance:
+        raise Broken(
+            "update_policy returned log-probabilities that are not those under the weights before the step; they "
+            f"differ by {largest_gap([found.logprobs], [logprobs]):.2g}"
+        )
 
 
 def _is_finite(value: Any) -> bool:

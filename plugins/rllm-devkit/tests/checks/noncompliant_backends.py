@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from bigrams import BigramBackend, BigramEngine, initial_table
 
-from rllm_core.backend import Capabilities, OptimizerStep, Policy, PolicyUpdate, UpdateResult
+from rllm_core.backend import Capabilities, OptimizerStep, Policy, PolicyUpdate, TokenMeasures, UpdateResult
 from rllm_core.config import ConfigError, RunConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.parser import BaseParser
@@ -256,6 +256,26 @@ class ReportingNothing(BigramBackend):
         return (await super().update_policy(step)).metrics
 
 
+class ReportingLater(BigramBackend):
+    """Reports log-probabilities of other weights than those before the step."""
+
+    async def process_backend_batch(self, batch: Samples) -> None:
+        await super().process_backend_batch(batch)
+        self.processed = [*getattr(self, "processed", ()), *batch]
+
+    async def update_policy(self, step: OptimizerStep) -> UpdateResult:
+        result = await super().update_policy(step)
+        return UpdateResult(result.metrics, {s.sample_id: self.measures(s) for s in self.processed})
+
+    def measures(self, sample: TrainingSample) -> TokenMeasures:
+        return TokenMeasures(logprobs=sample.logprobs - np.float32(0.5))
+
+
+class ReportingTooFew(ReportingLater):
+    def measures(self, sample: TrainingSample) -> TokenMeasures:
+        return TokenMeasures(entropies=np.zeros(sample.sampled_tokens + 1, np.float32))
+
+
 class ReportingNaN(BigramBackend):
     async def update_policy(self, step: OptimizerStep) -> UpdateResult:
         return UpdateResult({**(await super().update_policy(step)).metrics, "entropy": float("nan")})
@@ -389,6 +409,8 @@ NONCOMPLIANT: list[tuple[type[BigramBackend], str, str]] = [
     (WhiteningAgain, "batches", "advantages of 0"),
     (StandingStill, "updates", "nothing is trained"),
     (ReportingNothing, "batches", "must return an UpdateResult"),
+    (ReportingLater, "batches", "are not those under the weights before the step"),
+    (ReportingTooFew, "batches", "update_policy returned entropies of shape"),
     (ReportingNaN, "batches", "not finite numbers: {'entropy': nan}"),
     (Contrary, "advantages", "an advantage of +1 changed the log-probability of its completion by -"),
     (IgnoringSigns, "advantages", "an advantage of -1 changed the log-probability of its completion by +"),

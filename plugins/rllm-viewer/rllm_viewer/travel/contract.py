@@ -47,7 +47,7 @@ class Imported:
 
     Attributes:
         where: Where the row is, for messages.
-        steps: Fields of the steps; also ``trained_advantages`` and ``corrections`` of each.
+        steps: Fields of the steps; also ``trained_advantages`` and the other measures of each.
         task: ``task_id`` and ``data``.
         group: ``step``, ``group`` and ``kept``.
         rollout: ``outcome``, ``reason`` and fields of the episode.

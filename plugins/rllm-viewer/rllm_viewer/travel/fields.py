@@ -12,11 +12,12 @@ import numpy as np
 from pydantic_core import PydanticUndefined
 
 from rllm_core.records import Record
+from rllm_core.run_folder.groups import MEASURES
 from rllm_core.types import Episode, Step, Trajectory, thaw
 from rllm_viewer.travel.selection import Picked
 
 GROUP = ("step", "group", "kept")
-ROLLOUT = ("outcome", "reason", "advantages", "corrections")
+ROLLOUT = ("outcome", "reason", *MEASURES)
 OF_RECORDS: Mapping[str, tuple[type[Record], tuple[str, ...]]] = {
     "episode": (Episode, ("trajectories", "task_id")),
     "trajectory": (Trajectory, ("steps",)),

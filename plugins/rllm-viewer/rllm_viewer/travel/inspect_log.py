@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rllm_core.errors import ConfigError
+from rllm_core.run_folder.groups import MEASURES
 from rllm_core.types import Step
 from rllm_core.version import __version__
 from rllm_viewer.travel import rllm_extra
@@ -22,8 +23,8 @@ from rllm_viewer.travel.rllm_extra import KEY
 from rllm_viewer.travel.selection import Picked
 
 PER_TOKEN = ("logprobs", "prompt_media", "control_tokens", "token_rewards", "advantages")
-HELD = ALL - TOKENS - {f"step.{name}" for name in PER_TOKEN} - {"rollout.advantages", "rollout.corrections"}
-LOST_OF_STEP = (*PER_TOKEN, "prompt_ids", "completion_ids", "trained_advantages", "corrections")
+HELD = ALL - TOKENS - {f"step.{name}" for name in PER_TOKEN} - {f"rollout.{name}" for name in MEASURES}
+LOST_OF_STEP = (*PER_TOKEN, "prompt_ids", "completion_ids", *rllm_extra.PER_STEP.values())
 STOPS = {"stop": "stop", "length": "max_tokens", "abort": "unknown"}
 SAMPLE = ("id", "epoch", "input", "target", "messages", "output", "scores", "metadata", "events", "error")
 POOLS = ("events_data", "attachments")

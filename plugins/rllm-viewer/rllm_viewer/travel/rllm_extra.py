@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm_core.run_folder.groups import MEASURES
 from rllm_core.types import Step
 from rllm_viewer.travel.contract import Imported
 from rllm_viewer.travel.fields import GROUP, changed, json_of
 from rllm_viewer.travel.selection import Picked
 
 KEY = "rllm_core"
-PER_STEP = {"advantages": "trained_advantages", "corrections": "corrections"}
+PER_STEP = {name: name for name in MEASURES} | {"advantages": "trained_advantages"}  # a step has advantages of its own
 
 
 def about(one: Picked, number: int | None, *left_out: str) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def _span(rollout: RecordedRollout, at: int, position: int, step: Step) -> Json:
         "logprob": _numbers(step.logprobs),
         "advantage": _numbers(_of_step(rollout.advantages, at, position)),
         "correction": _numbers(_of_step(rollout.corrections, at, position)),
+        "trainer": _numbers(_of_step(rollout.trainer_logprobs, at, position)),
+        "entropy": _numbers(_of_step(rollout.entropies, at, position)),
         "reward": _numbers(step.token_rewards),
     }
 
