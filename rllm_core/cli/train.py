@@ -70,7 +70,8 @@ def train(
     workflow (ENV.py, or ENV.py:NAME if it contains several), or a run file, which ends in .toml. With --resume it is
     optional, and defaults to the run file in the run folder.
 
-    Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 3 stopped by the budget, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
+    Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 3 stopped by the budget, 130 interrupted (SIGINT),
+    143 terminated (SIGTERM).
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
@@ -106,9 +107,8 @@ def train(
 def _amounts(amounts: Mapping[str, Any]) -> str:
     """Formats the numbers among some amounts by their names."""
     known = {name.replace("_", " "): value for name, value in amounts.items() if isinstance(value, int | float)}
-    return ", ".join(
-        f"{name} {value:,.6g}" if name == "money" else f"{value:,.0f} {name}" for name, value in known.items()
-    )
+    forms = {"money": ",.6g", "seconds": ",.1f"}
+    return ", ".join(f"{value:{forms.get(name, ',.0f')}} {name}" for name, value in known.items())
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

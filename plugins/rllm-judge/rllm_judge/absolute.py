@@ -11,11 +11,13 @@ import os
 from functools import cache
 from typing import Any
 
+from rllm_core.costs import JUDGE, spend
 from rllm_core.types import Task
 from rllm_judge.judges import NO_KEY
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
+from rllm_judge.requests import metered, note
 
 REPLIES = 3
 MAX_ANSWER_CHARACTERS = 100_000
@@ -37,7 +39,11 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     messages: Any = score_question(str(rubric), json.dumps(data, default=str), json.dumps(shown))
     problem = ""
     for number in range(REPLIES):
-        reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
+        with metered() as answered:
+            reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
+            if (usage := reply.usage) is not None:
+                answered.append((usage.prompt_tokens, usage.completion_tokens))
+                spend(JUDGE, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
         try:
             graded = score_in(reply.choices[0].message.content or "" if reply.choices else "")
         except Unreadable as error:
@@ -49,8 +55,10 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
 
 @cache
 def _client() -> Any:
-    from openai import OpenAI
+    from openai import DefaultHttpxClient, OpenAI
 
     return OpenAI(
-        base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None, api_key=os.environ.get("OPENAI_API_KEY") or NO_KEY
+        http_client=DefaultHttpxClient(event_hooks={"request": [note]}),
+        base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None,
+        api_key=os.environ.get("OPENAI_API_KEY") or NO_KEY,
     )

@@ -13,6 +13,7 @@ from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike
 from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
+from rllm_judge.requests import metered, note_async, reply_in
 
 NO_KEY = "none"
 
@@ -44,9 +45,10 @@ class Endpoint(Judge):
     """A judge behind an OpenAI-compatible endpoint. The SDK retries what may pass: busy servers, lost connections."""
 
     def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         self._client = AsyncOpenAI(
+            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [note_async]}),
             base_url=options.base_url,
             api_key=os.environ.get(options.api_key_variable) or NO_KEY,
             timeout=options.request_timeout_seconds,
@@ -64,13 +66,18 @@ class Endpoint(Judge):
         sent: Any = [{"role": one["role"], "content": one["content"]} for one in messages]
         try:
             async with self._places:
-                reply = await self._client.chat.completions.create(
-                    model=options.model,
-                    messages=sent,
-                    temperature=options.temperature,
-                    max_completion_tokens=options.max_response_tokens,
-                    seed=seed % 2**31,
-                )
+                with metered() as answered:
+                    async with self._client.chat.completions.with_streaming_response.create(
+                        model=options.model,
+                        messages=sent,
+                        temperature=options.temperature,
+                        max_completion_tokens=options.max_response_tokens,
+                        seed=seed % 2**31,
+                    ) as answer:
+                        reply = await reply_in(answer.iter_bytes())
+                    if reply.usage is not None:
+                        answered.append(reply.usage)
+                        self._services.count(prompt_tokens=reply.usage[0], completion_tokens=reply.usage[1])
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ConfigError(
                 f"the judge at {self._client.base_url} refused the key of variable {options.api_key_variable}: "
@@ -82,11 +89,7 @@ class Endpoint(Judge):
             ) from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise Refused(said(error)) from error  # most often, the question is too long
-        if reply.usage is not None:
-            self._services.count(
-                prompt_tokens=reply.usage.prompt_tokens, completion_tokens=reply.usage.completion_tokens
-            )
-        return reply.choices[0].message.content or "" if reply.choices else ""
+        return reply.text
 
     async def close(self) -> None:
         """Closes the connections."""
