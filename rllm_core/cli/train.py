@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Check everything, print what is set, where, and what follows from it, and stop. With -v also defaults.",
 )
+@click.option(
+    "--device-memory",
+    metavar="SIZE",
+    help="With --dry-run: memory of each device, such as 80GB, if the run's devices are not on this machine.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
 def train(
@@ -55,6 +60,7 @@ def train(
     init_from: str | None,
     overrides: tuple[str, ...],
     dry_run: bool,
+    device_memory: str | None,
     as_json: bool,
 ) -> None:
     """Train a model on a workflow.
@@ -67,10 +73,14 @@ def train(
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
+    from rllm_core.memory import parse_bytes
     from rllm_core.training import starting
 
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
+    if device_memory is not None and not dry_run:
+        raise ConfigError("--device-memory is an option of --dry-run: a run uses the devices that are there")
+    device_bytes = None if device_memory is None else parse_bytes(device_memory)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
@@ -78,7 +88,7 @@ def train(
     with waiting("checking the run file, the plugins and the tasks"):
         parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
-        _print_dry_run(parts, as_json, show_defaults=context.obj.verbose)
+        _print_dry_run(parts, device_bytes, as_json, show_defaults=context.obj.verbose)
         return
     path = starting.folder_of(parts, run_dir)
     left: list[str] = []
@@ -111,7 +121,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
+def _print_dry_run(parts: Parts, device_bytes: int | None, as_json: bool, *, show_defaults: bool) -> None:
     from rllm_core.config import to_toml
     from rllm_core.run_file import leaf_keys
     from rllm_core.run_folder.initial import checked, with_step
@@ -119,6 +129,8 @@ def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
     derived, config = parts.derived(), with_step(parts.config)
     if (initial := checked(config)) is not None:
         parts.notes.append(f"starts from the weights of {initial.run} after step {initial.step}")
+    memory = parts.memory(device_bytes)
+    not_checked = [*parts.not_checked, *([memory] if isinstance(memory, str) else [])]
     tables = config.to_tables()
     sources = {key: parts.resolved.sources.get(key, "default") for key in leaf_keys(tables)}
     if as_json:
@@ -128,8 +140,9 @@ def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
                     "resolved": tables,
                     "sources": sources,
                     "derived": derived,
+                    "memory": None if isinstance(memory, str) else memory.to_json(),
                     "notes": parts.notes,
-                    "not_checked": parts.not_checked,
+                    "not_checked": not_checked,
                 }
             )
         )
@@ -140,9 +153,11 @@ def _print_dry_run(parts: Parts, as_json: bool, *, show_defaults: bool) -> None:
     click.echo("# derived")
     for key, value in derived.items():
         click.echo(f"# {key} = {value}")
+    for line in [] if isinstance(memory, str) else memory.lines():
+        click.echo(f"# {line}")
     for note in parts.notes:
         click.echo(f"# note: {note}")
-    for line in parts.not_checked:
+    for line in not_checked:
         click.echo(f"# not checked: {line}")
 
 

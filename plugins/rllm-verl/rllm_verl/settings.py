@@ -218,3 +218,16 @@ def model_description(path: str) -> dict[str, Any]:
     file = Path(path) / CONFIG_FILE
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
+
+
+def cached_description(name: str) -> dict[str, Any]:
+    """The config.json of a downloaded model of the Hugging Face Hub; empty if it is not in this machine's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(name, CONFIG_FILE)
+    except HFValidationError:  # a path, which has no such folder
+        return {}
+    found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str) else {}
+    return found
