@@ -19,12 +19,12 @@ MIB = 2**20
 # Bytes per logit that exist at once in the loss, by the entropy that is computed beside it. In float32, measured with
 # verl's functions; so is the entropy in bfloat16. With flash-attn's cross-entropy, whose backward pass writes into the
 # logits, there are only the logits themselves (torch_functional.py:110). Without it, the log-probabilities of all rows
-# are kept (torch_functional.py:200), under autocast in float32. A checkpointed entropy computes all of its chunks
-# again before the first is differentiated, so neither switch of verl lowers this peak by much.
+# are kept (torch_functional.py:200), under autocast in float32. verl's chunks lower only the peak of the forward pass:
+# its checkpoint computes all of them again before the first is differentiated. ``recomputed`` is one chunk at a time.
 LOGIT_BYTES: dict[tuple[str, bool], dict[str, int]] = {
-    ("float32", False): {"none": 16, "chunked": 22, "whole": 32},
-    ("bfloat16", False): {"none": 8, "chunked": 20, "whole": 22},
-    ("bfloat16", True): {"none": 2, "chunked": 17, "whole": 20},
+    ("float32", False): {"none": 16, "recomputed": 16, "chunked": 22, "whole": 32},
+    ("bfloat16", False): {"none": 8, "recomputed": 10, "chunked": 20, "whole": 22},
+    ("bfloat16", True): {"none": 2, "recomputed": 8, "chunked": 17, "whole": 20},
 }
 # Outside of torch's tensors: CUDA, NCCL, cuBLAS and kernels; and the CUDA graphs of a server, which its share does not
 # contain.
@@ -94,8 +94,12 @@ class Sizes:
         """Logits of one micro-batch, and what the loss computes from them."""
         algorithm, fsdp = self.config.algorithm, self.actor["fsdp_config"]
         has_entropy = max(algorithm.entropy_coefficient, algorithm.entropy_coefficient_final or 0) > 0
-        chunked = fsdp.get("entropy_from_logits_with_chunking") or fsdp.get("entropy_checkpointing")
-        entropy = ("chunked" if chunked else "whole") if has_entropy else "none"
+        entropy = "none"
+        if has_entropy and self.actor.get("entropy_from_logits_with_chunking"):
+            entropy = "recomputed"
+        elif has_entropy:
+            chunked = fsdp.get("entropy_from_logits_with_chunking") or fsdp.get("entropy_checkpointing")
+            entropy = "chunked" if chunked else "whole"
         is_flash = self.verl.attention.startswith("flash") and self.verl.dtype == "bfloat16"
         size = LOGIT_BYTES[self.verl.dtype, is_flash][entropy]
         if self.config.rollout.temperature != 1 and is_flash and not has_entropy:

@@ -1,7 +1,7 @@
 """Measures the memory of one rank of a verl ``TrainingWorker``: ``python memory_rank.py MODEL_FOLDER OUTPUT_FOLDER``.
 
-Reads its rank from the environment, takes one optimizer step, and writes the bytes of weights, gradients, optimizer state
-and logits to ``rank<N>.json``, with the number of its tokens.
+Reads its rank from the environment, takes one optimizer step, and writes the bytes of weights, gradients, optimizer
+state and logits to ``rank<N>.json``, with the number of its tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from training_rank import Rank
 
 
 def local_bytes(tensors: Iterable[Any]) -> int:
-    """Returns the bytes of this rank's shards."""
+    """Returns the bytes of this rank's shards; FSDP2 puts the gradients of a layer into one storage."""
     shards = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-    return sum(shard.untyped_storage().nbytes() for shard in shards)
+    storages = [shard.untyped_storage() for shard in shards]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def main() -> None:
