@@ -180,7 +180,9 @@ def test_another_version_of_verl_is_refused_with_both(
     assert all(str(bound) in line for bound in verl_api.SUPPORTED)
 
 
-REFUSED = {
+ON_GPUS = ("verl.device=cuda", "verl.dtype=bfloat16", "verl.attention=flash_attention_2")
+SEPARATED_ON_GPUS = (*ON_GPUS, "verl.placement=separated")
+REFUSED: dict[str, tuple[list[str], str]] = {
     "no model": (["model.path="], "model.path is not set"),
     "sequences over devices that are not there": (
         ["verl.sequence_parallel=2", "verl.devices_per_node=3"],
@@ -224,8 +226,52 @@ REFUSED = {
         "set verl.old_logprob to 'bypass', or algorithm.proximal_policy to 'forward'",
     ),
     "weights that Megatron does not keep": (
-        ["verl.old_logprob=last_sync", "verl.strategy=megatron"],
+        [*ON_GPUS, "verl.old_logprob=last_sync", "verl.strategy=megatron"],
         "verl.old_logprob = 'last_sync' does not work with verl.strategy = 'megatron'",
+    ),
+    "weights that FSDP1 has gathered": (
+        [*ON_GPUS, "verl.old_logprob=last_sync", "verl.strategy=fsdp"],
+        "verl.old_logprob = 'last_sync' does not work with verl.strategy = 'fsdp': its copy of the weights",
+    ),
+    "flash attention in full precision": (
+        ["verl.attention=flash_attention_2"],
+        "verl.dtype = 'float32' cannot be used with verl.attention = 'flash_attention_2', which computes in half",
+    ),
+    "parts of a sequence that attend to themselves only": (
+        [*ON_GPUS, "verl.attention=sdpa", "verl.sequence_parallel=2", "verl.devices_per_node=2"],
+        "verl.sequence_parallel = 2 cannot be used with verl.attention = 'sdpa': verl exchanges the parts of",
+    ),
+    "heads that cannot be divided": (
+        [*ON_GPUS, "verl.sequence_parallel=3", "verl.devices_per_node=3"],
+        "verl.sequence_parallel = 3 does not fit the model's 4 attention heads and 2 key-value heads: it must divide",
+    ),
+    "a server over a part of two machines": (
+        [*ON_GPUS, "verl.nodes=3", "verl.devices_per_node=4", "verl.tensor_parallel=6"],
+        "verl.tensor_parallel = 6 and verl.devices_per_node = 4: one must be a multiple of the other",
+    ),
+    "a separated server over a part of two machines": (
+        [*SEPARATED_ON_GPUS, "verl.rollout_nodes=3", "verl.rollout_devices_per_node=4", "verl.tensor_parallel=6"],
+        "verl.tensor_parallel = 6 and verl.rollout_devices_per_node = 4: one must be a multiple of the other",
+    ),
+    "Megatron on a CPU": (
+        ["verl.strategy=megatron"],
+        "verl.strategy = 'megatron' does not work with verl.device = 'cpu'",
+    ),
+    "Megatron in full precision": (
+        ["verl.strategy=megatron", "verl.device=cuda"],
+        "verl.dtype = 'float32' does not work with verl.strategy = 'megatron', which verl runs in bfloat16",
+    ),
+    "Megatron with attention of transformers": (
+        [*ON_GPUS, "verl.strategy=megatron", "verl.attention=sdpa"],
+        "verl.attention = 'sdpa' has no effect with verl.strategy = 'megatron': remove it, or set",
+    ),
+    "one request ID for several turns": (
+        ['verl.overrides={ "actor_rollout_ref.rollout.full_determinism" = true }'],
+        "verl.overrides.'actor_rollout_ref.rollout.full_determinism' cannot be set with backend 'verl': vLLM would get",
+    ),
+    "attention through the back door": (
+        ['verl.overrides={ "actor_rollout_ref.model.override_config.attn_implementation" = "eager" }'],
+        "verl.overrides.'actor_rollout_ref.model.override_config.attn_implementation': another setting of the run file",
     ),
     "a setting of verl's that does not exist": (
         ['verl.overrides={ "actor_rollout_ref.rollout.max_num_seq" = 4 }'],

@@ -35,11 +35,12 @@ from rllm_verl.checks import check
 from rllm_verl.config import VerlConfig
 from rllm_verl.losses import VerlLoss
 from rllm_verl.memory import estimate, installed_bytes
-from rllm_verl.settings import cached_description, max_model_tokens, model_description, verl_config, verl_settings
+from rllm_verl.settings import max_model_tokens, model_description, verl_config, verl_settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rllm_verl.canary import Canary
     from rllm_verl.cluster import Cluster
     from rllm_verl.engine import VerlEngine
     from rllm_verl.servers import Servers
@@ -70,6 +71,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         self._initial: str | None = None  # folder with the weights of another run that this one starts from
         self._servers: Servers | None = None
         self._engine: VerlEngine | None = None
+        self._canary: Canary | None = None
         self._batches: list[VerlBatch] = []
         self._differences: dict[str, float] = {}  # between trainer and servers, since the last step
         self._version: int | None = None  # live weight version; None after an optimizer step
@@ -100,7 +102,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         from omegaconf import OmegaConf
 
         path = self.config.model.path
-        described = model_description(path) or cached_description(path)
+        described = model_description(path)
         if self.verl.strategy == "megatron":
             return "memory: verl.strategy = 'megatron' shards differently; there are no formulas for it"
         if not described:
@@ -122,6 +124,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
         """See `BackendProtocol.init_rollout_engine`."""
         verl_api.prepare_ray(is_own=not self.verl.ray_address)
+        from rllm_verl.canary import Canary
         from rllm_verl.cluster import Cluster
         from rllm_verl.servers import Servers
 
@@ -134,7 +137,13 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             await self._frozen()
         self._servers = Servers(cluster, verl, self._trainers)
         await self._servers.start()
-        self._engine = self._servers.engine(parser, max_model_tokens(self.config))
+        longest = max_model_tokens(self.config)
+        self._engine = self._servers.engine(parser, longest)
+        self._canary = Canary(
+            self._servers.engines(parser, longest),
+            self.config,
+            partial(self._logprobs, compute=self._trainers.compute_log_prob),
+        )
         return self._engine
 
     async def _frozen(self) -> Any:
@@ -252,25 +261,19 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
         """See `BackendProtocol.on_policy_updated`; also checks that trainer and servers agree on a few tokens."""
-        servers, engine = self._servers, self._engine
-        assert servers is not None
+        engine, canary = self._engine, self._canary
         assert engine is not None
-        await servers.synchronize(update.version, deadline_seconds=0.95 * self.config.training.sync_timeout_seconds)
+        assert canary is not None
+        await self._synchronize(update.version)
         engine.weight_version = self._version = update.version
         if self._keeps_synced_weights:
             await self._allocated().call("keeping the weights", self._trainers.remember_synced_weights)
-        sample = await servers.canary(engine, self.config, update.version)
-        trained = (await self._logprobs([sample], self._trainers.compute_log_prob))[0]
-        assert sample.logprobs is not None
-        gaps = np.abs(trained - sample.logprobs)
-        self._differences["sync_logprob_difference_max"] = float(gaps.max())
-        if not gaps.mean() <= self.verl.sync_tolerance:
-            raise RunError(
-                f"weight sync to version {update.version}: trainer and servers disagree on the log-probabilities of "
-                f"{len(gaps)} tokens by {gaps.mean():.3g} on average (max {gaps.max():.3g}), but "
-                f"verl.sync_tolerance = {self.verl.sync_tolerance:g}: the servers do not have the trainer's weights, "
-                "or compute with too little precision"
-            )
+        self._differences |= await canary.check(update.version)
+
+    async def _synchronize(self, version: int) -> None:
+        assert self._servers is not None
+        deadline_seconds = 0.95 * self.config.training.sync_timeout_seconds
+        await self._servers.synchronize(version, deadline_seconds=deadline_seconds)
 
     @property
     def _keeps_synced_weights(self) -> bool:
@@ -281,6 +284,16 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.enter_training`: servers release their memory until the next weight sync."""
         assert self._servers is not None
         await self._servers.sleep()
+
+    async def enter_generation(self) -> None:
+        """See `BackendProtocol.enter_generation`: servers without weights get those of the live version again.
+
+        A weight sync has already woken the servers. It has not if the trainer only computed log-probabilities, as in a
+        supervised validation. After an optimizer step, the coming sync wakes them.
+        """
+        assert self._servers is not None
+        if self._servers.are_asleep and self._version is not None:
+            await self._synchronize(self._version)
 
     async def save_checkpoint(self, directory: Path) -> None:
         """See `BackendProtocol.save_checkpoint`.
@@ -338,7 +351,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.shutdown`."""
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
-        self._cluster = self._trainers = self._reference = self._servers = self._engine = None
+        self._cluster = self._trainers = self._reference = self._servers = self._engine = self._canary = None
 
     def _allocated(self) -> Cluster:
         if self._cluster is None:

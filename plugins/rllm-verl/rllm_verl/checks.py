@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rllm_core.config import ConfigError, RunConfig
 from rllm_verl import verl_api
+from rllm_verl.config import VerlConfig
 from rllm_verl.losses import VerlLoss
-from rllm_verl.settings import model_description, verl_settings
+from rllm_verl.settings import is_model_folder, model_description, text_description, verl_settings
 
 
 def check(config: RunConfig, loss: VerlLoss) -> list[str]:
@@ -21,14 +22,23 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     _ = loss.loss  # checks the loss options
     _check_model(config)
     _check_devices(config)
+    _check_attention(config)
+    _check_megatron(config)
     _check_algorithm(config)
     settings = verl_settings(config)
     where = settings.ray_address or "started on this machine for the run"
     notes = [f"Ray cluster {where}: whether it has {settings.devices} {settings.device} devices"]
-    if not model_description(config.model.path):
+    if not is_model_folder(config.model.path):
         notes.append(
             f"model.path = {config.model.path!r}: no such folder; the run will download this Hugging Face model ID"
         )
+    if settings.sequence_parallel > 1 and "num_attention_heads" not in text_description(config.model.path):
+        notes.append(
+            f"model.path = {config.model.path!r}: whether verl.sequence_parallel = {settings.sequence_parallel} fits "
+            "its attention heads"
+        )
+    if settings.strategy == "megatron":
+        notes.append("verl.strategy = 'megatron': whether the workers have Megatron-Core and Megatron-Bridge")
     return notes
 
 
@@ -58,18 +68,9 @@ def _check_devices(config: RunConfig) -> None:
             f"verl.sequence_parallel = {settings.sequence_parallel} does not divide the {settings.trainers} devices of "
             "verl.nodes x verl.devices_per_node"
         )
-    if settings.server_devices % settings.tensor_parallel:
-        raise ConfigError(
-            f"verl.tensor_parallel = {settings.tensor_parallel} does not divide the {settings.server_devices} devices "
-            f"that servers have with verl.placement = {settings.placement!r}"
-        )
+    _check_servers(settings)
     if settings.strategy == "fsdp" and settings.device == "cpu":
         raise ConfigError("verl.strategy = 'fsdp' does not work with verl.device = 'cpu': set it to 'fsdp2'")
-    if settings.strategy == "megatron" and (settings.offload or settings.sequence_parallel > 1):
-        raise ConfigError(
-            "verl.offload and verl.sequence_parallel need verl.strategy = 'fsdp2' or 'fsdp'; for Megatron, use "
-            'verl.overrides instead, for example "actor_rollout_ref.actor.megatron.param_offload" = true'
-        )
     if settings.placement == "separated":
         return
     if training.trigger_parameter_sync_step > 1 and settings.release_memory:
@@ -77,6 +78,77 @@ def _check_devices(config: RunConfig) -> None:
             f"training.trigger_parameter_sync_step = {training.trigger_parameter_sync_step} needs "
             "verl.placement = 'separated' or verl.release_memory = false: servers that released their memory have no "
             "weights until the next sync"
+        )
+
+
+def _check_servers(settings: VerlConfig) -> None:
+    split = settings.tensor_parallel
+    if settings.server_devices % split:
+        raise ConfigError(
+            f"verl.tensor_parallel = {split} does not divide the {settings.server_devices} devices that servers have "
+            f"with verl.placement = {settings.placement!r}"
+        )
+    key = "devices_per_node" if settings.placement == "colocated" else "rollout_devices_per_node"
+    on_a_machine = getattr(settings, key)
+    if on_a_machine % split and split % on_a_machine:
+        raise ConfigError(
+            f"verl.tensor_parallel = {split} and verl.{key} = {on_a_machine}: one must be a multiple of the other, "
+            "because a server uses a part of one machine, or whole machines"
+        )
+
+
+def _check_attention(config: RunConfig) -> None:
+    """Checks `attention` for FSDP; Megatron has its own, see `_check_megatron`."""
+    settings = verl_settings(config)
+    if settings.strategy == "megatron":
+        return
+    is_flash = "flash" in settings.attention
+    if settings.dtype == "float32" and is_flash:
+        raise ConfigError(
+            f"verl.dtype = 'float32' cannot be used with verl.attention = {settings.attention!r}, which computes in "
+            "half precision only: set verl.attention = 'sdpa', or verl.dtype = 'bfloat16'"
+        )
+    split = settings.sequence_parallel
+    if split == 1:
+        return
+    if not is_flash:
+        raise ConfigError(
+            f"verl.sequence_parallel = {split} cannot be used with verl.attention = {settings.attention!r}: verl "
+            "exchanges the parts of a sequence only in flash attention, so each device would attend to its own part; "
+            "set verl.attention = 'flash_attention_2', or verl.sequence_parallel = 1"
+        )
+    text = text_description(config.model.path)
+    heads = text.get("num_attention_heads")
+    if heads is None:
+        return
+    shared = text.get("num_key_value_heads") or heads
+    if heads % split or (shared % split and split % shared):
+        raise ConfigError(
+            f"verl.sequence_parallel = {split} does not fit the model's {heads} attention heads and {shared} key-value "
+            "heads: it must divide the first number, and divide the second or be a multiple of it"
+        )
+
+
+def _check_megatron(config: RunConfig) -> None:
+    settings = verl_settings(config)
+    if settings.strategy != "megatron":
+        return
+    if settings.offload or settings.sequence_parallel > 1:
+        raise ConfigError(
+            "verl.offload and verl.sequence_parallel need verl.strategy = 'fsdp2' or 'fsdp'; for Megatron, use "
+            'verl.overrides instead, for example "actor_rollout_ref.actor.megatron.param_offload" = true'
+        )
+    if settings.device == "cpu":
+        raise ConfigError("verl.strategy = 'megatron' does not work with verl.device = 'cpu': set it to 'fsdp2'")
+    if settings.dtype != "bfloat16":
+        raise ConfigError(
+            f"verl.dtype = {settings.dtype!r} does not work with verl.strategy = 'megatron', which verl runs in "
+            "bfloat16: set verl.dtype = 'bfloat16', or verl.strategy = 'fsdp2'"
+        )
+    if settings.attention != VerlConfig().attention:
+        raise ConfigError(
+            f"verl.attention = {settings.attention!r} has no effect with verl.strategy = 'megatron': remove it, or set "
+            '"actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend" in verl.overrides'
         )
 
 
@@ -101,5 +173,8 @@ def _check_algorithm(config: RunConfig) -> None:
             "training.init_from does not work with verl.strategy = 'megatron'; export the trained model (rllm-core "
             "export-model) and set model.path to it"
         )
-    if settings.old_logprob == "last_sync" and settings.strategy == "megatron":
-        raise ConfigError("verl.old_logprob = 'last_sync' does not work with verl.strategy = 'megatron'")
+    if settings.old_logprob == "last_sync" and settings.strategy != "fsdp2":
+        raise ConfigError(
+            f"verl.old_logprob = 'last_sync' does not work with verl.strategy = {settings.strategy!r}: its copy of the "
+            "weights needs 'fsdp2'"
+        )

@@ -24,6 +24,8 @@ from rllm_core.errors import RunError
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
+from rllm_verl.memory import advice as memory_advice
+from rllm_verl.resources import GROUPS_PER_DEVICE, shortage
 
 ResultT = TypeVar("ResultT")
 
@@ -33,6 +35,8 @@ MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 ALWAYS = {"VLLM_DISABLE_COMPILE_CACHE": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Weights sent through NCCL must not be in NCCL's own memory.
 WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
+# Megatron overlaps communication by the order of kernel launches; verl's own trainer sets it too.
+WITH_MEGATRON = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 # Variables that workers on other machines get from this process, by name or prefix; never API keys.
 FORWARDED = (
     "RLLM_PLUGINS",
@@ -50,8 +54,6 @@ KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # such as VLLM_API_KE
 CPUS_PER_DEVICE = 16
 DEVICES = {"cuda": "GPU", "npu": "NPU", "cpu": "GPU"}  # resource names in Ray; a CPU device is declared as a GPU
 ALIVE_EVERY_SECONDS = 2.0
-# Trainers, reference and servers.
-GROUPS_PER_DEVICE = 3
 OWN_RAY_LOCK = "rllm-verl-ray.lock"
 MAX_SIGACTION_BYTES = 1024  # size of C's struct sigaction; 152 with glibc on x86-64
 
@@ -121,12 +123,9 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = self.settings.ray_address or "started on this machine"
             raise RunError(f"no Ray cluster at verl.ray_address = {where!r}: {one_line(error)}") from error
-        wanted, there = self.settings.devices, int(ray.cluster_resources().get(DEVICES[self.settings.device], 0))
-        if there < wanted:
-            raise RunError(
-                f"the Ray cluster has {there} devices and the run needs {wanted}: start Ray on the other machines, or "
-                "lower verl.nodes, verl.devices_per_node, verl.rollout_nodes or verl.rollout_devices_per_node"
-            )
+        machines = [machine["Resources"] for machine in ray.nodes() if machine["Alive"]]
+        if missing := shortage(machines, self.settings, DEVICES[self.settings.device]):
+            raise RunError(missing)
 
     def _claim_machine(self) -> None:
         """Locks this machine for one own Ray cluster.
@@ -190,7 +189,8 @@ class Cluster:
             dead = await asyncio.to_thread(self.dead)
             raise RunError(f"{what}: {', '.join(dead) or 'a worker'} died: {reason(error)}") from error
         except RayError as error:
-            raise RunError(f"{what} failed in a worker: {reason(error)}") from error
+            why = reason(error)
+            raise RunError(f"{what} failed in a worker: {why}{memory_advice(what, why)}") from error
 
     def dead(self) -> list[str]:
         """Names of watched actors that have died."""
@@ -228,6 +228,8 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
     variables = {name: os.environ[name] for name in sorted(names)}
     variables |= ALWAYS
     variables |= WHEN_SEPARATED if settings.placement == "separated" else {}
+    if settings.strategy == "megatron":
+        variables = WITH_MEGATRON | {name: os.environ[name] for name in WITH_MEGATRON if name in os.environ} | variables
     modules = [module for module in variables.get(MODULES_VARIABLE, "").split(",") if module]
     if WORKER_MODULE not in modules:
         modules.append(WORKER_MODULE)

@@ -30,7 +30,12 @@ class VerlConfig(Section):
         int, Field(ge=1, description="Server devices per machine (separated only).")
     ] = 1
     tensor_parallel: Annotated[
-        int, Field(ge=1, description="Number of devices each server's model is split across.")
+        int,
+        Field(
+            ge=1,
+            description="Number of devices each server's model is split across: a divisor of the devices per machine, "
+            "or a multiple of them.",
+        ),
     ] = 1
     strategy: Annotated[
         Literal["fsdp2", "fsdp", "megatron"], Field(description="Sharding strategy of the trained model.")
@@ -43,7 +48,11 @@ class VerlConfig(Section):
         Field(description="Precision of forward passes and servers. Trained weights are always float32."),
     ] = "bfloat16"
     attention: Annotated[
-        str, Field(description="Attention implementation in transformers. sdpa works without flash-attn.")
+        str,
+        Field(
+            description="Attention implementation in transformers. sdpa works without flash-attn, but slowly in "
+            "bfloat16, and is required for float32 and not possible with sequence_parallel above 1."
+        ),
     ] = "flash_attention_2"
     gradient_checkpointing: Annotated[bool, Field(description="Recompute activations instead of storing them.")] = True
     offload: Annotated[
@@ -89,14 +98,16 @@ class VerlConfig(Section):
     ] = ""
     sync_bucket_mb: Annotated[int, Field(ge=1, description="Weights sent per transfer, in MiB.")] = 2048
     sync_tolerance: Annotated[
-        float,
+        float | None,
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Largest allowed mean difference between the log-probabilities of trainer and server. Checked "
-            "on a few sampled tokens after every weight sync; the run ends if it is exceeded.",
+            description="Largest allowed difference between the log-probabilities of trainer and server, in nats: the "
+            "mean over 128 sampled tokens, without the largest eighth. Checked on every server after every weight "
+            "sync; the run ends if a server exceeds it twice. Defaults to 0.01 for float32 and 0.1 for bfloat16, and "
+            "to twice that for a mixture of experts.",
         ),
-    ] = 0.1
+    ] = None
     old_logprob: Annotated[
         Literal["recompute", "last_sync", "bypass"] | None,
         Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_verl.cluster import reason
+from rllm_verl.routing import Conversations
 
 ABORTED = ("abort", "aborted")
 MAX_SEED = 2**31 - 1
@@ -39,7 +39,7 @@ class VerlEngine(RolloutEngine):
         parser: Parser of the prompts; the engine itself does not parse, so any model family works.
         vocabulary_size: Upper bound of token ids, exclusive.
         max_model_tokens: Maximum length of prompt plus completion.
-        is_resuming: Whether the client resumes aborted requests.
+        sends_seeds: Whether requests have their seeds. Without, the servers' own random numbers are used.
     """
 
     name: ClassVar[str] = "verl"
@@ -54,13 +54,14 @@ class VerlEngine(RolloutEngine):
         *,
         vocabulary_size: int,
         max_model_tokens: int,
-        is_resuming: bool,
+        sends_seeds: bool,
     ) -> None:
         self.client = client
         self.parser = parser
         self.vocabulary_size = vocabulary_size
         self._max_model_tokens = max_model_tokens
-        self._is_resuming = is_resuming
+        self._sends_seeds = sends_seeds
+        self._conversations = Conversations()
 
     @property
     def supports_token_in_token_out(self) -> bool:
@@ -78,9 +79,10 @@ class VerlEngine(RolloutEngine):
         """See `RolloutEngine`."""
         prompt_ids = text_only(token_input, f"engine {self.name!r}")
         self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
+        routing_id = self._conversations.routing_id(prompt_ids, self.weight_version)
         try:
             found = await self.client.generate(
-                uuid.uuid4().hex, prompt_ids=prompt_ids.tolist(), sampling_params=self._settings(sampling_params, seed)
+                routing_id, prompt_ids=prompt_ids.tolist(), sampling_params=self._settings(sampling_params, seed)
             )
         except RayTaskError as error:  # raised within a server
             if DEAD_ENGINE in type(error.cause).__name__ or DEAD_ENGINE in str(error):
@@ -90,7 +92,9 @@ class VerlEngine(RolloutEngine):
             raise RunError(f"a vLLM server died: {reason(error)}") from error
         except RayError as error:
             raise EngineError(f"no response from a vLLM server: {reason(error)}") from error
-        return self._output(found, sampling_params)
+        output = self._output(found, sampling_params)
+        self._conversations.remember(routing_id, prompt_ids, output.token_ids)
+        return output
 
     def _settings(self, params: SamplingParams, seed: int) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -102,7 +106,7 @@ class VerlEngine(RolloutEngine):
             "ignore_eos": True,  # only the parser's stop tokens end a completion
             "logprobs": True,
         }
-        if not self._is_resuming:  # a resumed request would repeat the same random numbers
+        if self._sends_seeds:
             settings["seed"] = seed % MAX_SEED
         return settings
 

@@ -116,7 +116,9 @@ class VerlLoss:
         )
         metrics: dict[str, Any] = {}
         if len(sequences):
-            losses = log_prob.new_zeros(log_prob.shape).masked_scatter(mask, losses_of(self.loss, inputs))
+            found = losses_of(self.loss, inputs)
+            # In the dtype of the losses: under autocast, it may be another than that of the log-probabilities.
+            losses = found.new_zeros(log_prob.shape).masked_scatter(mask, found)
             clipped = clipped_of(self.loss, inputs)
             if clipped is not None:
                 metrics["actor/pg_clipfrac"] = float(clipped.float().mean())

@@ -16,15 +16,14 @@ from rllm_core.memory.transformer import BYTES, FLOAT32, TransformerShape, adam_
 from rllm_verl.config import VerlConfig
 
 MIB = 2**20
-# Bytes per logit that exist at once in the loss, by the entropy that is computed beside it. In float32, measured with
-# verl's functions; so is the entropy in bfloat16. With flash-attn's cross-entropy, whose backward pass writes into the
-# logits, there are only the logits themselves (torch_functional.py:110). Without it, the log-probabilities of all rows
-# are kept (torch_functional.py:200), under autocast in float32. verl's chunks lower only the peak of the forward pass:
-# its checkpoint computes all of them again before the first is differentiated. ``recomputed`` is one chunk at a time.
-LOGIT_BYTES: dict[tuple[str, bool], dict[str, int]] = {
-    ("float32", False): {"none": 16, "recomputed": 16, "chunked": 22, "whole": 32},
-    ("bfloat16", False): {"none": 8, "recomputed": 10, "chunked": 20, "whole": 22},
-    ("bfloat16", True): {"none": 2, "recomputed": 8, "chunked": 17, "whole": 20},
+# Bytes per logit that exist at once in the loss, without entropy and with it (`rllm_verl.entropy`). Measured with verl's
+# functions on the CPU, except for those of flash-attn's cross-entropy, whose backward pass writes into the logits, so
+# that there are only the logits themselves (torch_functional.py:110), and for bfloat16 without it: the log-probabilities
+# of all rows are kept (torch_functional.py:200), which autocast makes float32 on a GPU.
+LOGIT_BYTES: dict[tuple[str, bool], tuple[int, int]] = {
+    ("float32", False): (16, 16),
+    ("bfloat16", False): (8, 10),
+    ("bfloat16", True): (2, 8),
 }
 # Outside of torch's tensors: CUDA, NCCL, cuBLAS and kernels; and the CUDA graphs of a server, which its share does not
 # contain.
@@ -43,6 +42,7 @@ SHARING_ADVICE = f'lower verl.server_memory_share, set verl.offload = ["paramete
 SERVER_ADVICE = (
     "raise verl.server_memory_share or verl.tensor_parallel, or lower verl.max_model_tokens or verl.max_batch_tokens"
 )
+SERVER_START_ADVICE = "lower verl.server_memory_share, or raise verl.tensor_parallel"
 SYNC_ADVICE = "lower verl.sync_bucket_mb or verl.server_memory_share"
 
 Parts = list[tuple[str, int]]
@@ -92,16 +92,10 @@ class Sizes:
     @property
     def logits(self) -> int:
         """Logits of one micro-batch, and what the loss computes from them."""
-        algorithm, fsdp = self.config.algorithm, self.actor["fsdp_config"]
+        algorithm = self.config.algorithm
         has_entropy = max(algorithm.entropy_coefficient, algorithm.entropy_coefficient_final or 0) > 0
-        entropy = "none"
-        if has_entropy and self.actor.get("entropy_from_logits_with_chunking"):
-            entropy = "recomputed"
-        elif has_entropy:
-            chunked = fsdp.get("entropy_from_logits_with_chunking") or fsdp.get("entropy_checkpointing")
-            entropy = "chunked" if chunked else "whole"
         is_flash = self.verl.attention.startswith("flash") and self.verl.dtype == "bfloat16"
-        size = LOGIT_BYTES[self.verl.dtype, is_flash][entropy]
+        size = LOGIT_BYTES[self.verl.dtype, is_flash][has_entropy]
         if self.config.rollout.temperature != 1 and is_flash and not has_entropy:
             size *= 2  # before and after the division by the temperature (transformer_impl.py:98-103)
         return self.shape.logits_bytes(self.verl.max_tokens_per_device, size)
@@ -298,3 +292,19 @@ def installed_bytes() -> int | None:
     asked = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     found = [int(line) for line in asked.stdout.split() if line.isdigit()] if asked.returncode == 0 else []
     return min(found) * MIB if found else None
+
+
+def advice(what: str, why: str) -> str:
+    """Returns what to change after a failed call, to append to its message; empty if memory was not the cause.
+
+    Args:
+        what: Name of the call, as `rllm_verl.cluster.Cluster.call` gets it.
+        why: Cause of the failure.
+    """
+    if "out of memory" not in why.lower() and "OutOfMemoryError" not in why:
+        return ""
+    if what == "starting the servers":
+        return f"; {SERVER_START_ADVICE}"
+    if "weight sync" in what or "waking" in what:
+        return f"; {SYNC_ADVICE}"
+    return f"; {TRAINING_ADVICE}"

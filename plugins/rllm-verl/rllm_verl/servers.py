@@ -1,23 +1,18 @@
-"""verl's servers: start, weight sync, and a check that the new weights arrived."""
+"""verl's servers: start, weight sync, sleep, and the engines that sample from them."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 
-from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
-from rllm_core.types import SamplingParams, TrainingSample, token_ids
 from rllm_verl import verl_api
 from rllm_verl.cluster import Cluster
 from rllm_verl.engine import VerlEngine
-
-CANARY = [{"role": "user", "content": "Say something."}]
-CANARY_TOKENS = 16
 
 
 class Servers:
@@ -35,6 +30,7 @@ class Servers:
         self._trainers = trainers
         self._manager: Any = None
         self._weights: Any = None
+        self._are_asleep = False
 
     async def start(self) -> None:
         """Starts the servers without weights. If they release memory, they sleep until the first weight sync."""
@@ -59,12 +55,27 @@ class Servers:
         """Creates the engine that samples from the servers."""
         is_resuming = self._cluster.config.training.partial_rollout
         client_class = verl_api.use("FullyAsyncLLMServerClient" if is_resuming else "LLMServerClient")
+        # A resumed request would repeat the same random numbers.
+        return self._engine(
+            self._manager.get_client(client_cls=client_class), parser, max_model_tokens, may_seed=not is_resuming
+        )
+
+    def engines(self, parser: BaseParser, max_model_tokens: int) -> dict[str, VerlEngine]:
+        """Creates an engine for each server alone, by the server's name."""
+        return {
+            f"server {number}": self._engine(OneServer(replica._server_handle), parser, max_model_tokens, may_seed=True)
+            for number, replica in enumerate(self._manager.get_replicas())
+        }
+
+    def _engine(self, client: Any, parser: BaseParser, max_model_tokens: int, *, may_seed: bool) -> VerlEngine:
         return VerlEngine(
-            self._manager.get_client(client_cls=client_class),
+            client,
             parser,
             vocabulary_size=len(parser.tokenizer),
             max_model_tokens=max_model_tokens,
-            is_resuming=is_resuming,
+            # On a GPU, seeds cost a kernel launch per row and token, and completions still depend on what else is in
+            # the batch. On a CPU, they make completions repeatable.
+            sends_seeds=may_seed and self._cluster.settings.device == "cpu",
         )
 
     async def synchronize(self, version: int, *, deadline_seconds: float) -> None:
@@ -82,36 +93,35 @@ class Servers:
                 "training.sync_timeout_seconds): trainers and servers may be waiting for each other; see Ray's logs "
                 f"({self._cluster.log_folder()})"
             ) from None
+        self._are_asleep = False
+
+    @property
+    def are_asleep(self) -> bool:
+        """Whether the servers have released their memory, and so have no weights."""
+        return self._are_asleep
 
     async def sleep(self) -> None:
         """Releases the memory of weights and caches, if configured; the next weight sync wakes the servers."""
         if self._verl.actor_rollout_ref.rollout.free_cache_engine:
+            self._are_asleep = True
             await self._cluster.call("putting the servers to sleep", self._weights.sleep_replicas)
 
-    async def canary(self, engine: VerlEngine, config: RunConfig, version: int) -> TrainingSample:
-        """Samples a few tokens, to compare their log-probabilities with the trainer's.
 
-        Raises:
-            RunError: If a server sampled them with another weight version.
-        """
-        assert engine.parser is not None
-        prompt = token_ids(engine.parser.render(CANARY))
-        room = engine.max_model_tokens - len(prompt)
-        params = SamplingParams(
-            temperature=config.rollout.temperature,
-            max_response_tokens=max(1, min(CANARY_TOKENS, config.rollout.max_response_tokens, room)),
+class OneServer:
+    """Client of a single server, with the interface of verl's ``LLMServerClient``.
+
+    Args:
+        server: Ray handle of the server.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """Samples one completion."""
+        output = await self._server.generate.remote(
+            request_id=uuid.uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params
         )
-        output = await engine.get_token_output_from_token_input(prompt, sampling_params=params, seed=version)
-        versions = {output.weight_version, output.newest_weight_version or output.weight_version}
-        if versions != {version}:
-            raise RunError(f"after weight sync to version {version}, a server still uses version {min(versions)}")
-        start, stop = len(prompt), len(prompt) + len(output.token_ids)
-        return TrainingSample(
-            group_id=0,
-            rollout_id="canary",
-            token_ids=np.concatenate([prompt, output.token_ids]),
-            turn_spans=((start, stop),),
-            logprobs=output.logprobs,
-            advantages=np.zeros(stop - start, np.float32),
-            weight_versions=(version,),
-        )
+        version = output.extra_fields.get("global_steps")
+        output.extra_fields.update(min_global_steps=version, max_global_steps=version)
+        return output

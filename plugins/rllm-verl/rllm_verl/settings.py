@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,42 @@ if TYPE_CHECKING:
 
 # Keys that other settings of the run file control; verl.overrides must not repeat them.
 OWNED = (
+    "actor_rollout_ref.actor.fsdp_config.strategy",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.megatron.dtype",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     "actor_rollout_ref.actor.loss_agg_mode",
     "actor_rollout_ref.actor.entropy_coeff",
     "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.hybrid_engine",
+    "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.ref.strategy",
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.rollout.dtype",
+    "actor_rollout_ref.rollout.free_cache_engine",
     "actor_rollout_ref.rollout.logprobs_mode",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
     "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
+# Keys that would break an assumption of this backend, with the reason.
+REFUSED = {
+    # Several turns of a conversation may be sampled at once and share their routing ID.
+    "actor_rollout_ref.rollout.full_determinism": "vLLM would get the same request ID twice",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size": "verl's vLLM servers do not support it",
+}
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 CONFIG_FILE = "config.json"
 
@@ -68,6 +94,8 @@ def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
 def _override(merged: DictConfig, key: str, value: Any) -> None:
     from omegaconf import DictConfig, OmegaConf
 
+    if key in REFUSED:
+        raise ConfigError(f"verl.overrides.{key!r} cannot be set with backend 'verl': {REFUSED[key]}; remove it")
     if key in OWNED:
         raise ConfigError(f"verl.overrides.{key!r}: another setting of the run file controls this key; remove it here")
     parent = key.rpartition(".")[0]
@@ -159,6 +187,8 @@ def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str,
             "ppo_mini_batch_size": config.training.groups_per_step * config.training.rollouts_per_group,
             "shuffle": False,
             "use_torch_compile": False,
+            # Without chunks, the entropy takes 6.5 times the logits in float32. See also `rllm_verl.entropy`.
+            "entropy_from_logits_with_chunking": True,
             "checkpoint": {"save_contents": ["model", "optimizer", "extra"]},
             "optim": {
                 "lr": optimizer.learning_rate,
@@ -166,10 +196,35 @@ def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str,
                 "betas": [optimizer.beta1, optimizer.beta2],
                 "clip_grad": optimizer.max_grad_norm,
                 "total_training_steps": max(1, config.training.steps),
-            }
-            | ({} if settings.strategy == "megatron" else {"override_optimizer_config": {"eps": optimizer.epsilon}}),
+                "override_optimizer_config": {"eps": optimizer.epsilon},
+            },
         }
+        | (_megatron(config, settings) if settings.strategy == "megatron" else {})
     )
+
+
+def _megatron(config: RunConfig, settings: VerlConfig) -> dict[str, Any]:
+    """Settings of the actor under the names that they have for Megatron; the reference takes the actor's."""
+    recomputes = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    optimizer = config.optimizer
+    return {
+        "megatron": {
+            "dtype": settings.dtype,
+            "override_transformer_config": recomputes if settings.gradient_checkpointing else {},
+        },
+        "optim": {
+            "lr": optimizer.learning_rate,
+            "weight_decay": optimizer.weight_decay,
+            "clip_grad": optimizer.max_grad_norm,
+            "total_training_steps": max(1, config.training.steps),
+            # verl does not pass its own ``betas`` on to Megatron.
+            "override_optimizer_config": {
+                "adam_beta1": optimizer.beta1,
+                "adam_beta2": optimizer.beta2,
+                "adam_eps": optimizer.epsilon,
+            },
+        },
+    }
 
 
 def _sharding(settings: VerlConfig, *, forward_only: bool) -> dict[str, Any]:
@@ -183,6 +238,8 @@ def _sharding(settings: VerlConfig, *, forward_only: bool) -> dict[str, Any]:
             "param_offload": "parameters" in settings.offload,
             "optimizer_offload": "optimizer" in settings.offload and not forward_only,
             "use_torch_compile": False,
+            # The default of verl's dataclass is True: every device would keep the whole gradient in float32.
+            "use_no_sync_for_gradient_accumulation": False,
             "mixed_precision": {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         },
         "ulysses_sequence_parallel_size": settings.sequence_parallel,
@@ -198,13 +255,12 @@ def max_model_tokens(config: RunConfig) -> int:
     settings = verl_settings(config)
     if settings.max_model_tokens is not None:
         return settings.max_model_tokens
-    described = model_description(config.model.path)
-    if not described:
+    text = text_description(config.model.path)
+    if not text:
         raise ConfigError(
             f"verl.max_model_tokens is not set, and model.path = {config.model.path!r} is not a folder on this machine "
             "with a config.json to read it from; set verl.max_model_tokens"
         )
-    text = described.get("text_config", described)
     if "max_position_embeddings" not in text:
         raise ConfigError(
             "verl.max_model_tokens is not set, and the model's config.json has no max_position_embeddings; "
@@ -213,21 +269,37 @@ def max_model_tokens(config: RunConfig) -> int:
     return int(text["max_position_embeddings"])
 
 
+def is_model_folder(path: str) -> bool:
+    """Whether ``model.path`` is a model folder on this machine."""
+    return (Path(path) / CONFIG_FILE).is_file()
+
+
 def model_description(path: str) -> dict[str, Any]:
-    """The model's config.json; empty if the model is on the Hugging Face Hub and not downloaded yet."""
-    file = Path(path) / CONFIG_FILE
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """The model's config.json; empty if the model is on the Hugging Face Hub and this machine does not have it yet."""
+    file: Path | None = Path(path) / CONFIG_FILE
+    if not is_model_folder(path):
+        file = _downloaded(path)
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
     return found
 
 
-def cached_description(name: str) -> dict[str, Any]:
-    """The config.json of a downloaded model of the Hugging Face Hub; empty if it is not in this machine's cache."""
+def _downloaded(name: str) -> Path | None:
+    if not HUB_ID.fullmatch(name):
+        return None
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
-    try:
-        file = try_to_load_from_cache(name, CONFIG_FILE)
-    except HFValidationError:  # a path, which has no such folder
-        return {}
-    found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str) else {}
+    found = try_to_load_from_cache(name, CONFIG_FILE)
+    return Path(found) if isinstance(found, str) else None
+
+
+def text_description(path: str) -> dict[str, Any]:
+    """The part of the model's config.json about its language model; empty if unknown."""
+    described = model_description(path)
+    found: dict[str, Any] = described.get("text_config", described)
     return found
+
+
+def has_experts(path: str) -> bool | None:
+    """Whether the model is a mixture of experts; None if its config.json is not on this machine."""
+    text = text_description(path)
+    return any((text.get(name) or 1) > 1 for name in EXPERT_COUNTS) if text else None

@@ -32,6 +32,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "RayWorkerGroup": "verl.single_controller.ray",
         "agg_loss": "verl.trainer.ppo.core_algos",
         "assign_non_tensor": "verl.utils.tensordict_utils",
+        "entropy_from_logits_with_chunking": "verl.utils.torch_functional",
         "get_non_tensor": "verl.utils.tensordict_utils:get",
         "get_seqlen_balanced_partitions": "verl.utils.seqlen_balancing",
         "left_right_2_no_padding": "verl.workers.utils.padding",

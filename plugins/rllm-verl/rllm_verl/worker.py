@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rllm_core.config import RunConfig
 from rllm_verl import verl_api
+from rllm_verl.entropy import recomputed_entropy
 from rllm_verl.losses import VerlLoss
 from rllm_verl.worker_process import plugins
 
@@ -41,6 +42,8 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         """Registers the policy loss, then loads the models."""
         VerlLoss(self._run, plugins).register()
         super().init_model()
+        if self.actor is not None and hasattr(self.actor.engine, "compute_entropy_from_logits"):  # FSDP's engine
+            self.actor.engine.compute_entropy_from_logits = recomputed_entropy
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:

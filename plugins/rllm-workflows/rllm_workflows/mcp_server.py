@@ -22,7 +22,7 @@ from mcp.types import (
 )
 
 from rllm_core.errors import ConfigError
-from rllm_workflows.mcp_tools import McpServer, ToolResult, ToolServerError
+from rllm_workflows.mcp_settings import McpServer, ToolResult, ToolServerError
 
 MAX_RESULT_CHARACTERS = 20_000
 MAX_TOOL_PAGES = 100

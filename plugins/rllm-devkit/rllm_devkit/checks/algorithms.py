@@ -6,29 +6,22 @@ is checked with the options it was built with, so check it once per set of optio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit, RoleEstimators
 from rllm_core.algorithms.corrections import MAX_LOG_RATIO, Correction, Corrections
-from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.samples import training_samples
-from rllm_core.config import Section
 from rllm_core.errors import UserError
-from rllm_core.plugins.blame import blamed
 from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
-from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
+from rllm_devkit.checks.configured import EXAMPLES, Check, checked
+from rllm_devkit.checks.results import Broken, CheckResult
 
 if TYPE_CHECKING:
     from rllm_core.algorithms.torch_losses import PolicyLoss
-
-PieceT = TypeVar("PieceT", bound=Configured)
-Check = Callable[[PieceT, np.random.Generator, int], str]
-
-EXAMPLES = 30
 
 
 def check_estimator(estimator: AdvantageEstimator, *, seed: int = 0, examples: int = EXAMPLES) -> list[CheckResult]:
@@ -57,36 +50,6 @@ def check_policy_loss(loss: PolicyLoss, *, seed: int = 0, examples: int = EXAMPL
     from rllm_devkit.checks.losses import LOSS_CHECKS
 
     return checked(loss, LOSS_CHECKS, seed, examples)
-
-
-def checked(piece: PieceT, checks: Mapping[str, Check[PieceT]], seed: int, examples: int) -> list[CheckResult]:
-    """Runs checks, each with its own random generator."""
-    piece.describe = blamed
-    return [_result(name, check, piece, seed, examples) for name, check in {"options": options, **checks}.items()]
-
-
-def _result(name: str, check: Check[PieceT], piece: PieceT, seed: int, examples: int) -> CheckResult:
-    try:
-        return CheckResult(name, "passed", check(piece, np.random.default_rng(seed), examples))
-    except NotApplicable as reason:
-        return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
-        return CheckResult(name, "failed", str(problem))
-    except Exception as error:  # an error in one check must not stop the others
-        return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
-
-
-def options(piece: Configured, rng: np.random.Generator, examples: int) -> str:
-    """Checks that every option is documented and that unknown options are rejected."""
-    model = piece.options_model
-    if not issubclass(model, Section):
-        raise Broken(f"{model.__name__} must subclass rllm_core.config.Section, or unknown keys would be ignored")
-    silent = [name for name, field in model.model_fields.items() if not field.description]
-    if silent:
-        raise Broken(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
-    if not isinstance(piece.options, model):
-        raise Broken(f"options must be a {model.__name__}, got a {type(piece.options).__name__}")
-    return ", ".join(model.model_fields) or "none"
 
 
 # --------------------------------------------------------------------------------------------------------------------

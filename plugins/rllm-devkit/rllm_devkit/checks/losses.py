@@ -10,7 +10,7 @@ import torch
 
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, losses_of
 from rllm_core.errors import UserError
-from rllm_devkit.checks.algorithms import Check
+from rllm_devkit.checks.configured import Check
 from rllm_devkit.checks.results import Broken, NotApplicable
 
 
