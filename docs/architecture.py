@@ -76,6 +76,7 @@ ROOMS = (
             "sandbox",
             "services",
             "workflow",
+            "memory",
             "third_party_calls",
             "observers",
             "tracker",

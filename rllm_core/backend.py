@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from rllm_core.config import RunConfig
     from rllm_core.engine import RolloutEngine
+    from rllm_core.memory import MemoryEstimate
     from rllm_core.parser import BaseParser
     from rllm_core.plugins import PluginManager
     from rllm_core.workflow import Conversation
@@ -174,6 +175,20 @@ class BackendProtocol(ABC, Generic[BatchT]):
         Raises:
             rllm_core.config.ConfigError: In one line: the error and the allowed values.
         """
+
+    def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
+        """Memory that the run will need, by arithmetic, for ``--dry-run``. Needs no network and allocates nothing.
+
+        Called after `validate_config`. `rllm_core.memory.transformer` has formulas.
+
+        Args:
+            device_bytes: Memory of each device, if the user named it; None to ask the devices of this machine.
+
+        Returns:
+            The memory per device and phase; or in one line why it cannot be computed, for example because the model is
+            not on this machine.
+        """
+        return f"memory: backend {self.name!r} does not compute it"
 
     def model_path(self) -> str:
         """Folder or Hugging Face ID of the model to build the parser for. Defaults to ``model.path``."""

@@ -25,6 +25,7 @@ from rllm_core.hosts.contract import HostedWorkflow, RolloutHost
 from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.limits.guard import patience
 from rllm_core.limits.timeouts import within
+from rllm_core.memory import MemoryEstimate
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import located
@@ -73,6 +74,18 @@ class Parts:
         per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.algorithm)
         groups = self.config.training.groups_per_step
         return self.config.derived() | {"forward_backward_passes_per_step": groups // per_pass}
+
+    def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
+        """Returns the memory that the backend needs, or why it is not known.
+
+        Raises:
+            ConfigError: If it does not fit on the devices.
+        """
+        with self.resolved.backend.at_work("memory", type(self.backend)):
+            found = self.backend.memory(device_bytes)
+        if not isinstance(found, str) and (problem := found.problem()) is not None:
+            raise ConfigError(problem)
+        return found
 
     def parser(self) -> BaseParser:
         """Builds the parser for the backend's model (reads the tokenizer)."""

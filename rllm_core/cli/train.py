@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     metavar="RUN",
     help="With --dry-run: predict the costs from what this run has spent.",
 )
+@click.option(
+    "--device-memory",
+    metavar="SIZE",
+    help="With --dry-run: memory of each device, such as 80GB, if the run's devices are not on this machine.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary (or the dry run) as JSON.")
 @click.pass_context
 def train(
@@ -62,6 +67,7 @@ def train(
     overrides: tuple[str, ...],
     dry_run: bool,
     like: Path | None,
+    device_memory: str | None,
     as_json: bool,
 ) -> None:
     """Train a model on a workflow.
@@ -75,12 +81,16 @@ def train(
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
+    from rllm_core.memory import parse_bytes
     from rllm_core.training import starting
 
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
     if like is not None and not dry_run:
         raise ConfigError("--like predicts the costs of a run that is not started; add --dry-run")
+    if device_memory is not None and not dry_run:
+        raise ConfigError("--device-memory is an option of --dry-run: a run uses the devices that are there")
+    device_bytes = None if device_memory is None else parse_bytes(device_memory)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
@@ -88,7 +98,7 @@ def train(
     with waiting("checking the run file, the plugins and the tasks"):
         parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
-        _print_dry_run(parts, as_json, like, show_defaults=context.obj.verbose)
+        _print_dry_run(parts, device_bytes, as_json, like, show_defaults=context.obj.verbose)
         return
     path = starting.folder_of(parts, run_dir)
     left: list[str] = []
@@ -130,7 +140,9 @@ def _print_summary(summary: dict[str, Any]) -> None:
         click.echo(f"{label} validation (step {validation['step']}): {', '.join(numbers)}")
 
 
-def _print_dry_run(parts: Parts, as_json: bool, like: Path | None, *, show_defaults: bool) -> None:
+def _print_dry_run(
+    parts: Parts, device_bytes: int | None, as_json: bool, like: Path | None, *, show_defaults: bool
+) -> None:
     from rllm_core.config import to_toml
     from rllm_core.run_file import leaf_keys
     from rllm_core.run_folder.initial import checked, with_step
@@ -146,6 +158,8 @@ def _print_dry_run(parts: Parts, as_json: bool, like: Path | None, *, show_defau
     for name, limit in config.costs.budget.model_dump(exclude_none=True).items():
         if prediction[name] > limit:
             parts.notes.append(f"costs.budget.{name} = {limit:,} is less than the prediction, so it may end the run")
+    memory = parts.memory(device_bytes)
+    not_checked = [*parts.not_checked, *([memory] if isinstance(memory, str) else [])]
     tables = config.to_tables()
     sources = {key: parts.resolved.sources.get(key, "default") for key in leaf_keys(tables)}
     if as_json:
@@ -156,8 +170,9 @@ def _print_dry_run(parts: Parts, as_json: bool, like: Path | None, *, show_defau
                     "sources": sources,
                     "derived": derived,
                     "prediction": prediction,
+                    "memory": None if isinstance(memory, str) else memory.to_json(),
                     "notes": parts.notes,
-                    "not_checked": parts.not_checked,
+                    "not_checked": not_checked,
                 }
             )
         )
@@ -172,9 +187,11 @@ def _print_dry_run(parts: Parts, as_json: bool, like: Path | None, *, show_defau
     for kind, amounts in prediction["by_kind"].items():
         click.echo(f"# {kind}: {_amounts(amounts)}")
     click.echo(f"# ({prediction['how']})")
+    for line in [] if isinstance(memory, str) else memory.lines():
+        click.echo(f"# {line}")
     for note in parts.notes:
         click.echo(f"# note: {note}")
-    for line in parts.not_checked:
+    for line in not_checked:
         click.echo(f"# not checked: {line}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -28,12 +30,15 @@ from rllm_core.backend import (
 )
 from rllm_core.config import ConfigError, RunConfig
 from rllm_core.errors import RunError
+from rllm_core.memory import MemoryEstimate
+from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
 from rllm_local import checkpoint
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
+from rllm_local.memory import estimate
 from rllm_local.model import (
     TorchSettings,
     device_of,
@@ -121,6 +126,24 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         raise ConfigError(
             f"model.path = {path!r}: there is no such folder, and it is not a Hugging Face model ID (owner/model)"
         )
+
+    def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
+        """See `BackendProtocol.memory`."""
+        path = Path(self.config.model.path)
+        if not self.config.model.path:
+            return "memory: the starter model needs a few MB"
+        if not (path / CONFIG_FILE).is_file():
+            return f"memory: model.path = {str(path)!r} is not downloaded yet, and its shape is unknown"
+        described = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        model_type = described.get("model_type", "")
+        shape = TransformerShape.of(described)
+        if shape is None:
+            return f"memory: there are no formulas for models of type {model_type!r}"
+        device = device_of(self.local)
+        on_gpu = device.type == "cuda"
+        if device_bytes is None:
+            device_bytes = torch.cuda.get_device_properties(device).total_memory if on_gpu else _host_bytes()
+        return estimate(self.config, self.local, shape, model_type, on_gpu=on_gpu, capacity=device_bytes)
 
     def model_path(self) -> str:
         """Returns ``model.path``, or the starter model, which is made on first use."""
@@ -336,6 +359,11 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+
+def _host_bytes() -> int:
+    """Returns this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @torch.no_grad()

@@ -24,6 +24,8 @@ from rllm_core.backend import (
 )
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
+from rllm_core.memory import MemoryEstimate
+from rllm_core.memory.transformer import TransformerShape
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
@@ -32,7 +34,8 @@ from rllm_verl.batch import OLD_LOGPROBS, Rows, VerlBatch, lay_out
 from rllm_verl.checks import check
 from rllm_verl.config import VerlConfig
 from rllm_verl.losses import VerlLoss
-from rllm_verl.settings import max_model_tokens, verl_config, verl_settings
+from rllm_verl.memory import estimate, installed_bytes
+from rllm_verl.settings import max_model_tokens, model_description, verl_config, verl_settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -93,6 +96,25 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         notes = check(self.config, self.loss)
         _ = self._configuration  # rejects settings that verl does not have
         return notes
+
+    def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
+        """See `BackendProtocol.memory`."""
+        from omegaconf import OmegaConf
+
+        path = self.config.model.path
+        described = model_description(path)
+        if self.verl.strategy == "megatron":
+            return "memory: verl.strategy = 'megatron' shards differently; there are no formulas for it"
+        if not described:
+            return f"memory: model.path = {path!r} is not downloaded; run hf download {path}, then this command again"
+        shape = TransformerShape.of(described)
+        if shape is None:
+            return f"memory: there are no formulas for models of type {described.get('model_type')!r}"
+        if device_bytes is None and self.verl.device == "cuda":
+            device_bytes = installed_bytes()
+        actor: Any = OmegaConf.to_container(self._configuration.actor_rollout_ref.actor)
+        verl = self.verl.model_copy(update={"max_model_tokens": max_model_tokens(self.config)})
+        return estimate(self.config, verl, actor, shape, device_bytes)
 
     @cached_property
     def _configuration(self) -> DictConfig:

@@ -24,6 +24,7 @@ from rllm_core.errors import RunError
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
+from rllm_verl.memory import advice as memory_advice
 from rllm_verl.resources import GROUPS_PER_DEVICE, shortage
 
 ResultT = TypeVar("ResultT")
@@ -188,7 +189,8 @@ class Cluster:
             dead = await asyncio.to_thread(self.dead)
             raise RunError(f"{what}: {', '.join(dead) or 'a worker'} died: {reason(error)}") from error
         except RayError as error:
-            raise RunError(f"{what} failed in a worker: {reason(error)}") from error
+            why = reason(error)
+            raise RunError(f"{what} failed in a worker: {why}{memory_advice(what, why)}") from error
 
     def dead(self) -> list[str]:
         """Names of watched actors that have died."""

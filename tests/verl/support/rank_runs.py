@@ -33,9 +33,9 @@ class Report:
         return load_file(self.folder / f"{name}.safetensors")
 
 
-def train(model: Path, folder: Path, ranks: int) -> Report:
+def train(model: Path, folder: Path, ranks: int, program: Path = RANK) -> Report:
     """Runs all ranks to completion; if one fails, stops the others."""
-    command = [sys.executable, str(RANK), str(model), str(folder)]
+    command = [sys.executable, str(program), str(model), str(folder)]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{folder}/rendezvous"}
     processes = []
     for rank in range(ranks):

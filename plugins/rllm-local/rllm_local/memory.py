@@ -1,0 +1,115 @@
+"""Memory that a run of backend ``local`` needs, by arithmetic. Imports no torch."""
+
+from __future__ import annotations
+
+from rllm_core.config import RunConfig
+from rllm_core.memory import Device, MemoryEstimate, MemoryUse
+from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, TransformerShape, adam_state_bytes
+from rllm_local.config import LocalConfig
+
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # of `rllm_local.decoders`, which imports torch
+CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
+# Float32 numbers per logit that exist at once: log_softmax and its two gradients; for entropies also the probabilities
+# and their products. `rllm_local.training` shows them.
+TRAINING_LOGITS, ENTROPY_LOGITS = 3, 5
+# Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
+SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
+# The fused decoder doubles its cache when it is full, and copies the old one.
+CACHE_COPIES = 3
+CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
+
+TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', train adapters ([local.lora])"
+SAMPLING_ADVICE = "lower local.max_batch_rows or rollout.max_response_tokens"
+
+
+def estimate(
+    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, *, on_gpu: bool, capacity: int
+) -> MemoryEstimate:
+    """Returns the memory of a run's one device.
+
+    Args:
+        config: Run file.
+        local: Its section ``[local]``.
+        shape: Shape of the model.
+        model_type: Architecture, as in ``config.json``.
+        on_gpu: Whether the device is a GPU.
+        capacity: Memory of the device in bytes.
+    """
+    always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
+    training = _training(config, local, shape, on_gpu=on_gpu)
+    sampling = _sampling(config, local, shape, model_type)
+    copies = [("weights to publish", _copy_bytes(config, local, shape, model_type))]
+    if local.generation == "separated":
+        phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
+    else:
+        phases = {"training": always + training, "weight sync": always + copies, "generation": always + sampling}
+    both = f"{TRAINING_ADVICE}, or {SAMPLING_ADVICE}"
+    advice = {
+        phase: {"training": TRAINING_ADVICE, "generation": SAMPLING_ADVICE}.get(phase, both)
+        + ", or use a smaller model or a larger device"
+        for phase in phases
+    }
+    uses = tuple(
+        MemoryUse(phase=phase, what=what, size_bytes=size)
+        for phase, parts in phases.items()
+        for what, size in parts
+        if size
+    )
+    device = Device(name="GPU" if on_gpu else "CPU", count=1, capacity_bytes=capacity, uses=uses, advice=advice)
+    return MemoryEstimate(devices=(device,), remarks=("prompts in the cache, and unused parts of memory blocks",))
+
+
+Parts = list[tuple[str, int]]
+
+
+def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:
+    """What is allocated for the whole run. Trained weights are float32, frozen ones have ``local.dtype``."""
+    weights, trained = FLOAT32 * shape.parameters, shape.parameters
+    if local.lora is not None:
+        trained = shape.adapter_parameters(local.lora.rank)
+        weights = BYTES[local.dtype] * shape.parameters + FLOAT32 * trained
+    has_reference = config.algorithm.kl.coefficient > 0 and local.lora is None
+    return [
+        ("weights", weights),
+        ("gradients", FLOAT32 * trained),
+        ("optimizer", adam_state_bytes(trained)),
+        ("copy for sampling", _copy_bytes(config, local, shape, model_type)),
+        ("reference", FLOAT32 * shape.parameters if has_reference else 0),
+    ]
+
+
+def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
+    """One set of weights in the form that the decoder of `rllm_local.model.make_decoder` reads."""
+    if model_type in FUSED_MODEL_TYPES:
+        head = shape.vocabulary * shape.hidden if shape.tied else 0  # the fused head has the gains of the last norm
+        return BYTES[local.dtype] * (shape.parameters + head)
+    shares_weights = local.generation == "colocated" and config.training.trigger_parameter_sync_step == 1
+    return 0 if shares_weights else FLOAT32 * shape.parameters
+
+
+def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:
+    """One forward-backward pass, with the gradient of the largest weight before it is added."""
+    most = local.max_batch_tokens if on_gpu else min(local.max_batch_tokens, CPU_BATCH_TOKENS)
+    tokens = max(most, config.rollout.max_response_tokens)
+    steps = config.training.steps
+    has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
+    compute: Compute = "float32" if local.dtype == "float32" else "autocast"
+    copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
+    activations = shape.activation_bytes(tokens, compute, checkpointing=False)
+    return [
+        ("logits", shape.logits_bytes(tokens, FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS))),
+        ("activations", activations + FLOAT32 * shape.largest_parameters),
+        ("bfloat16 copies", copies),
+    ]
+
+
+def _sampling(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:
+    training = config.training
+    at_once = max(config.window_quota * training.rollouts_per_group, training.validation_rollouts)
+    rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
+    is_fused = model_type in FUSED_MODEL_TYPES
+    tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
+    return [
+        ("cache", shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused else FLOAT32)),
+        ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
+    ]

@@ -1,0 +1,162 @@
+"""Memory by arithmetic, compared with what torch allocates on the CPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from allocations import Allocations, logits_or_other
+from rllm_local.config import LocalConfig
+from rllm_local.memory import estimate
+from rllm_local.training import Trainer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.backend import OptimizerStep
+from rllm_core.builtin.losses import PPOClip
+from rllm_core.config import OptimizerConfig, RunConfig
+from rllm_core.memory.transformer import TransformerShape
+from rllm_core.types import TrainingSample
+
+WITHIN = 0.15  # of what is measured
+TOKENS = 512
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 384,
+        "vocab_size": 5003,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "hidden_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 48,
+        "intermediate_size": 512,
+        "vocab_size": 2999,
+        "tie_word_embeddings": False,
+    },
+    "llama": {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 8009,
+        "tie_word_embeddings": False,
+    },
+}
+MORE_SHAPES: dict[str, dict[str, Any]] = {
+    "mistral": SHAPES["llama"] | {"head_dim": 48},
+    "phi3": SHAPES["llama"] | {"pad_token_id": 0},
+    "mixtral": SHAPES["llama"] | {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": SHAPES["qwen3"] | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
+
+
+def config_of(model_type: str) -> Any:
+    return AutoConfig.for_model(model_type, **(SHAPES | MORE_SHAPES)[model_type])
+
+
+def shape_of(model_type: str) -> TransformerShape:
+    shape = TransformerShape.of(config_of(model_type).to_dict())
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize("model_type", [*SHAPES, *MORE_SHAPES])
+def test_parameters_are_those_of_the_model(model_type: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(model_type))
+    weights = list(model.parameters())
+    shape = shape_of(model_type)
+    assert shape.parameters == sum(weight.numel() for weight in weights)
+    if model_type != "phi3":  # which stacks q, k and v, and gate and up
+        assert shape.largest_parameters == max(weight.numel() for weight in weights)
+
+
+def run_file(dtype: str, **algorithm: float) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "workflow": "any",
+            "backend": "local",
+            "training": {"groups_per_step": 4, "rollouts_per_group": 8, "validation_rollouts": 0},
+            "rollout": {"max_response_tokens": TOKENS},
+            "algorithm": algorithm,
+        }
+    )
+
+
+def predicted(model_type: str, dtype: str, entropy: float = 0.0, **local: Any) -> dict[tuple[str, str], int]:
+    section = LocalConfig(dtype=dtype, max_batch_tokens=TOKENS, **local)  # type: ignore[arg-type]
+    config = run_file(dtype, entropy_coefficient=entropy)
+    found = estimate(config, section, shape_of(model_type), model_type, on_gpu=False, capacity=10**12)
+    return {(use.phase, use.what): use.size_bytes for use in found.devices[0].uses}
+
+
+def sample(vocabulary: int) -> TrainingSample:
+    ids = np.random.default_rng(0).integers(0, vocabulary, TOKENS + 1).astype(np.int32)
+    return TrainingSample(
+        group_id=0,
+        rollout_id="0",
+        token_ids=ids,
+        turn_spans=((1, TOKENS + 1),),
+        logprobs=np.full(TOKENS, -8.0, np.float32),
+        advantages=np.ones(TOKENS, np.float32),
+        weight_versions=(0,),
+    )
+
+
+def allocated(tensors: Any) -> int:
+    """Returns the bytes of distinct storages."""
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: float) -> None:
+    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    trainer = Trainer(
+        model=model,
+        loss=PPOClip(),
+        aggregation=Aggregation("token_mean"),
+        temperature=1.0,
+        optimizer_config=OptimizerConfig(learning_rate=1e-3),
+        share_prefixes=True,
+        max_batch_tokens=TOKENS,
+        autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+    )
+    shape = shape_of(model_type)
+    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    live.ignore([*model.parameters(), *(weight.grad for weight in model.parameters())])
+    with live:
+        trainer.forward_backward(batch, entropy)
+    trainer.step(OptimizerStep(step=1, total_steps=1, samples=1, sampled_tokens=TOKENS, trajectories=1))
+    weights = list(trainer.parameters.values())
+    states = [each for state in trainer.optimizer.state.values() for each in state.values()]
+    measured = {
+        "weights": allocated(weights),
+        "gradients": allocated(weight.grad for weight in weights),
+        "optimizer": allocated(states),
+        "logits": live.peak_bytes["logits"],
+    }
+    found = predicted(model_type, dtype, entropy)
+    for what, size in measured.items():
+        assert found["training", what] == pytest.approx(size, rel=WITHIN), what
+    activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
+    print(
+        json.dumps(
+            {what: [found["training", what], size] for what, size in measured.items()}
+            | {"activations": [activations, live.peak_bytes["other"]]}
+        )
+    )
+    assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)

@@ -1,0 +1,5 @@
+"""Memory of a run by arithmetic: what a backend reports, and formulas that several backends share."""
+
+from rllm_core.memory.estimate import Device, MemoryEstimate, MemoryUse, parse_bytes
+
+__all__ = ["Device", "MemoryEstimate", "MemoryUse", "parse_bytes"]
