@@ -3,16 +3,21 @@
     python -m benchmarks.judged
     python -m benchmarks.judged --seeds 1000 --judges wrong
 
-Each trial trains workflow ``sort`` with its own settings on one seed. The judge of group scorer ``relative`` is a
-server on this machine that speaks the OpenAI protocol, asked through the official SDK:
+Each trial trains workflow ``sort`` with its own settings on one seed, from a starter model of that seed. The judge of
+group scorer ``relative`` is a server on this machine that speaks the OpenAI protocol, asked through the official SDK:
 
 - ``none``: no judge; the workflow's own rewards.
 - ``wrong``: scores like the workflow, but 15 % of the answers get 1 minus their score, at random.
+- ``wrong_twice``: the same judge, asked again in the opposite order (``passes = 2``).
 - ``first``: what stands first in the question gets 1, the others 0.6 times their score. Asked once.
-- ``first_twice``: the same judge, asked again in the opposite order (``passes = 2``).
+- ``first_twice``: the same judge, asked again in the opposite order.
 
 The figures ``JUDGE_solved_share_min`` are the share of validation tasks solved at the end, over that of ``none`` with
-the same seed, of the worst seed. ``first_twice_agreement_mean`` is the mean of the metric that should name the bias.
+the same seed, of the worst seed (goals: 0.95 for ``wrong``, 0.9 for ``first_twice``). ``JUDGE_agreement_mean`` and
+``JUDGE_order_effect_mean`` are the means over all steps of the metrics that should name a preference for places: both
+judges who are asked twice contradict themselves, but only a preference has an effect of the order.
+
+The rows have the solve rate of every step; ``docs/judged_curves.py`` draws them.
 """
 
 from __future__ import annotations
@@ -57,9 +62,12 @@ def first(scores: list[tuple[str, float]], question: str) -> list[tuple[str, flo
     return [(one, 1.0 if place == 0 else 0.6 * score) for place, (one, score) in enumerate(scores)]
 
 
+METRICS = ("agreement", "order_effect")
+"""Metrics of the scorer, from episodes that were judged twice."""
 JUDGES: dict[str, tuple[Judge | None, dict[str, Any]]] = {
     "none": (None, {}),
     "wrong": (wrong, {}),
+    "wrong_twice": (wrong, {"passes": 2}),
     "first": (first, {}),
     "first_twice": (first, {"passes": 2}),
 }
@@ -141,14 +149,22 @@ def trained(name: str, seed: int, folder: Path, judged: Sequence[str]) -> Row:
     """Trains ``sort`` and returns the results."""
     run_dir = folder / f"{name}-{seed}"
     command = [sys.executable, "-m", "rllm_core", "train", "sort", "--backend", "local", "-o", f"training.seed={seed}"]
-    environment = {**os.environ, **SETTINGS, "NO_PROXY": "127.0.0.1"}
-    seconds = measured([*command, *judged, "--run-dir", str(run_dir)], environment)
+    command += ["-o", f"local.starter_seed={seed}", *judged, "--run-dir", str(run_dir)]
+    # One starter model for all judges of a seed; making it is no part of a trial.
+    environment = {**os.environ, **SETTINGS, "NO_PROXY": "127.0.0.1", "RLLM_CACHE_DIR": str(folder / "cache")}
+    measured([sys.executable, "-m", "rllm_local.starter", "--seed", str(seed)], environment)
+    seconds = measured(command, environment)
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     steps = read_lines(run_dir / "metrics.jsonl")
-    agreements = [step["workflow/relative/agreement"] for step in steps if "workflow/relative/agreement" in step]
-    agreement = fmean(agreements) if agreements else None
-    about = {"kind": "training", "judge": name, "seed": seed, "agreement": agreement}
-    return {**about, **seconds, **outcome(summary), "books": summary["books_by_reason"]}
+    about = {"kind": "training", "judge": name, "seed": seed, **{metric: mean(steps, metric) for metric in METRICS}}
+    curve = [round(step["solved"], 4) for step in steps]
+    return {**about, **seconds, **outcome(summary), "books": summary["books_by_reason"], "solved": curve}
+
+
+def mean(steps: Sequence[Row], metric: str) -> float | None:
+    """Returns the mean of a metric of the scorer over the steps that have it; None without any."""
+    values = [step[f"workflow/relative/{metric}"] for step in steps if f"workflow/relative/{metric}" in step]
+    return fmean(values) if values else None
 
 
 def figures(rows: Sequence[Row]) -> Figures:
@@ -163,9 +179,11 @@ def figures(rows: Sequence[Row]) -> Figures:
             continue
         found[f"{name}_solved_share_min"] = round(min(row["solved_after"] / own[row["seed"]] for row in runs), 4)
         found[f"{name}_cpu_seconds_max"] = max(row["cpu_seconds"] for row in runs)
-        agreements = [row["agreement"] for row in runs if row["agreement"] is not None]
-        if agreements:
-            found[f"{name}_agreement_mean"] = round(fmean(agreements), 4)
+        for metric in METRICS:
+            values = [row[metric] for row in runs if row[metric] is not None]
+            if values:
+                found[f"{name}_{metric}_mean"] = round(fmean(values), 4)
+        found[f"{name}_seeds"] = len(runs)
     return found
 
 

@@ -163,6 +163,15 @@ class BackendProtocol(ABC, Generic[BatchT]):
     async def init_rollout_engine(self, parser: BaseParser) -> RolloutEngine:
         """Allocates everything (models, optimizer, servers) and returns the engine, which does not sample yet."""
 
+    async def init_reference_engine(self) -> RolloutEngine:
+        """Allocates a second engine that samples from the weights the run started from, whatever is trained.
+
+        Its ``weight_version`` is 0, and it has the parser of the first engine. `load_weights` changes its weights, too.
+        Called after `init_rollout_engine`, also after a checkpoint was loaded; `shutdown` releases it. Without this
+        method, a group scorer cannot ask version 0 of the policy.
+        """
+        raise NotImplementedError(f"backend {self.name!r} keeps no weights but the current ones for sampling")
+
     @abstractmethod
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> BatchT:
         """Converts samples to the backend's own batch layout. Pure, and fast enough for a worker thread."""
@@ -200,9 +209,9 @@ class BackendProtocol(ABC, Generic[BatchT]):
         """Loads only the weights that `save_checkpoint` of another run wrote (``training.init_from``).
 
         Optimizer, counters and `state_dict` stay those of a new run. The weights are also the ``reference`` policy of
-        this run. Called before the first weight sync, and before `load_checkpoint` of a resumed run that needs its
-        reference policy. The files have passed the manifest's checksums, and the other run had the same backend and
-        ``model.path``. A backend without this method cannot be used with ``training.init_from``.
+        this run, and those of its reference engine. Called before the first weight sync, and before `load_checkpoint`
+        of a resumed run that needs one of these. The files have passed the manifest's checksums, and the other run had
+        the same backend and ``model.path``. A backend without this method cannot be used with ``training.init_from``.
 
         Raises:
             rllm_core.config.ConfigError: If the weights do not fit this run, for example another LoRA rank; names both.

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rllm_core.algorithms.options import Configured
 from rllm_core.score import Score
@@ -22,13 +22,15 @@ class RolloutGroup:
         episodes: ``(rollouts,)`` episodes, sorted by ``rollout_index``. Those that failed, and those whose termination
             reason keeps them from training, are not among them.
         is_validation: Whether they belong to a validation or an evaluation, so that nothing is trained on them.
-        seed: Seed for whatever the scorer draws. It depends only on the run's seed and on the group.
+        seed: Seed for whatever the scorer draws. It depends only on the run's seed and on the group's place in the run.
+        run_seed: Seed of the run. With the group's content, it makes a seed for what equal groups should share.
     """
 
     task: Task
     episodes: Sequence[Episode]
     is_validation: bool
     seed: int
+    run_seed: int
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,14 @@ class GroupScorer(Configured, ABC):
     its metadata.
 
     Attributes:
-        model: Model to open for `ScorerServices.complete`; None to ask the policy with its current weights. Set it in
-            ``__init__`` if it depends on the options.
+        model: Model to open for `ScorerServices.complete`; None to ask the policy. Set it in ``__init__`` if it depends
+            on the options, as the next one.
+        frozen_version: Weight version of the policy to ask: 0 for the weights that the run started from, whatever is
+            trained meanwhile; None for the current ones.
     """
 
     model: ScorerModel | None = None
+    frozen_version: Literal[0] | None = None
 
     async def open(self, services: ScorerServices) -> None:
         """Prepares for the first group of a run."""

@@ -11,9 +11,11 @@ from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel
 from rllm_core.assembly.components import create
 from rllm_core.assembly.engines import build_parser, open_engine
 from rllm_core.assembly.resolution import Resolved
+from rllm_core.backend import BackendProtocol
 from rllm_core.config import ModelConfig
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError
+from rllm_core.limits.timeouts import within
 from rllm_core.providers import EngineProvider, ParserProvider
 from rllm_core.run_file import validated
 
@@ -40,16 +42,56 @@ def scorer_of(resolved: Resolved) -> GroupScorer | None:
     )
     if scorer.model is not None:
         _with_engine(resolved, scorer.model)
+    elif asks_start(scorer):
+        _check_frozen(resolved, scorer.frozen_version)
     return scorer
 
 
+def asks_start(scorer: GroupScorer | None) -> bool:
+    """Returns whether a scorer asks a version of the policy that is not trained: the one that the run starts from."""
+    return scorer is not None and scorer.model is None and scorer.frozen_version is not None
+
+
+def _check_frozen(resolved: Resolved, version: int | None) -> None:
+    """Checks that the run can sample from a version of its policy while it trains others."""
+    name = resolved.config.backend
+    if version != 0:
+        raise ConfigError(
+            f"algorithm.group_scorer asks version {version} of the policy, but a run keeps only version 0, the weights "
+            f"it starts from; start a run from version {version} (training.init_from), or ask version 0"
+        )
+    backend: type[BackendProtocol[Any]] = resolved.plugins.load(resolved.backend)
+    if backend.init_reference_engine is BackendProtocol.init_reference_engine:
+        raise ConfigError(
+            f"algorithm.group_scorer asks version 0 of the policy, which backend {name!r} does not keep for sampling; "
+            "export it (rllm-core export-model) and name it as the scorer's model, with engine = 'local'"
+        )
+
+
 @asynccontextmanager
-async def open_scorer_engine(resolved: Resolved, scorer: GroupScorer | None) -> AsyncIterator[RolloutEngine | None]:
-    """Yields the engine of the scorer's model while it is awake; None without a scorer, or if it has no model.
+async def open_scorer_engine(
+    resolved: Resolved, scorer: GroupScorer | None, backend: BackendProtocol[Any] | None
+) -> AsyncIterator[RolloutEngine | None]:
+    """Yields the engine of the scorer's model while it is awake; None without a scorer, or if it asks the policy.
+
+    Args:
+        resolved: Run file and providers.
+        scorer: Group scorer, or None.
+        backend: Backend of the run, which has its engine; None for an evaluation without one.
 
     Raises:
-        ConfigError: If the engine rejects its settings or the model.
+        ConfigError: If the engine rejects its settings or the model, or if the scorer needs a backend.
     """
+    if asks_start(scorer):
+        if backend is None:
+            raise ConfigError(
+                "algorithm.group_scorer asks version 0 of the policy, which only a backend keeps; evaluate without "
+                "--engine"
+            )
+        seconds = resolved.config.training.backend_timeout_seconds
+        what = f"init_reference_engine of backend {resolved.config.backend!r}"
+        yield await within(seconds, what, backend.init_reference_engine())
+        return
     if scorer is None or scorer.model is None:
         yield None
         return

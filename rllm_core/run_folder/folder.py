@@ -53,7 +53,15 @@ class RunDir:
         resumed: Checkpoint that this launch resumes, or None.
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, resume: bool, sources: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        *,
+        resume: bool,
+        sources: Sequence[str] = (),
+        keeps_start: bool = False,
+    ) -> None:
         """Opens or creates a run folder.
 
         Args:
@@ -61,6 +69,7 @@ class RunDir:
             config: Resolved run file.
             resume: Whether to continue the run in the folder.
             sources: Files and classes of the user with code of the run (`rllm_core.plugins.PluginManager.sources`).
+            keeps_start: Whether every launch needs the initial weights, as it does for a reference policy.
 
         Raises:
             ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a source has
@@ -87,7 +96,7 @@ class RunDir:
             try:
                 self._refuse_changed(sources)
                 if resume:
-                    self._continue(config)
+                    self._continue(config, keeps_start)
                 write_whole(path / "run.toml", to_toml(self.config.to_tables()))
                 if self.initial is not None:
                     self.write_json(initial.FILE, self.initial.to_json())
@@ -169,7 +178,7 @@ class RunDir:
                     f"{self.path / entry['copy']}, or start a new run"
                 )
 
-    def _continue(self, config: RunConfig) -> None:
+    def _continue(self, config: RunConfig, keeps_start: bool) -> None:
         run_file = self.path / "run.toml"
         self.config = config = initial.with_step_of(run_file, config)
         changed = changed_keys(run_file, config)
@@ -185,7 +194,8 @@ class RunDir:
             self.resumed = complete[-1]
             self.manifest = checkpoint.read(self.resumed)
         check_steps(run_file, config, self.manifest["step"] if self.manifest is not None else 0)
-        if self.manifest is None or config.algorithm.kl.coefficient > 0:  # also the weights of the reference policy
+        if self.manifest is None or keeps_start or config.algorithm.kl.coefficient > 0:
+            # Also the weights of the reference policy, and of a judge that stays as it was.
             self.initial = initial.checked(config, self.read_json(initial.FILE))
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lost = self.path / "lost" / str(self.incarnation - 1)

@@ -17,9 +17,9 @@ from rllm_core.assembly.algorithm import Algorithm
 from rllm_core.assembly.engines import build_parser, open_engine
 from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.resolution import Resolved
-from rllm_core.assembly.scorer import open_scorer_engine, scorer_of
+from rllm_core.assembly.scorer import asks_start, open_scorer_engine, scorer_of
 from rllm_core.assembly.tasks import Tasks, spread
-from rllm_core.backend import PolicyUpdate
+from rllm_core.backend import BackendProtocol, PolicyUpdate
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts.contract import RolloutHost
@@ -55,10 +55,17 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class OpenEngine:
-    """An engine ready to sample, and whether its results depend on the rest of the batch (see `RequestMerger`)."""
+    """An engine ready to sample.
+
+    Attributes:
+        engine: The engine.
+        lockstep: Whether its results depend on the rest of the batch (see `RequestMerger`).
+        backend: Backend that it belongs to, or None.
+    """
 
     engine: RolloutEngine
     lockstep: bool
+    backend: BackendProtocol[Any] | None = None
 
 
 @asynccontextmanager
@@ -73,20 +80,20 @@ async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> Asy
     capabilities = backend.capabilities(config)
     folder = _checkpoint(checkpoint_dir) if checkpoint_dir is not None else None
     manifest = checkpoint.read(folder) if folder is not None else None
-    initial = initial_weights(config) if folder is None else None
+    initial = initial_weights(config) if folder is None or asks_start(assembly.scorer) else None
     try:
         engine = await assembly.engine()
         update = PolicyUpdate(0, 0, "start")
+        if initial is not None:
+            await backend.load_weights(initial.folder / "backend")
         if folder is not None and manifest is not None:
             backend.load_state_dict(manifest["backend"])
             await backend.load_checkpoint(folder / "backend")
             update = PolicyUpdate(manifest["coordinator"]["weight_version"], manifest["step"], "resume")
-        if initial is not None:
-            await backend.load_weights(initial.folder / "backend")
         await backend.on_policy_updated(update)
         if capabilities.colocated:
             await backend.enter_generation()
-        yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic)
+        yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic, backend)
     finally:
         what = f"shutdown of backend {config.backend!r}"
         await within(launch.SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
@@ -144,7 +151,7 @@ async def evaluate(
             at_end.push_async_callback(runner.aclose)
             scoring = None
             if scorer is not None:
-                scorer_engine = await at_end.enter_async_context(open_scorer_engine(resolved, scorer))
+                scorer_engine = await at_end.enter_async_context(open_scorer_engine(resolved, scorer, opened.backend))
                 scoring = Scoring(scorer, runner, scorer_engine, config)
                 await at_end.enter_async_context(scoring.opened())
             rollouts = await play_all(runner, plan, "eval")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.assembly.parts import Parts
-from rllm_core.assembly.scorer import open_scorer_engine
+from rllm_core.assembly.scorer import asks_start, open_scorer_engine
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError, StallError, UserError
@@ -111,7 +111,8 @@ async def train(
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
-    run_dir = RunDir(path, assembly.config, resume=resume, sources=assembly.plugins.sources)
+    sources, keeps_start = assembly.plugins.sources, asks_start(assembly.scorer)
+    run_dir = RunDir(path, assembly.config, resume=resume, sources=sources, keeps_start=keeps_start)
     signals = Signals(progress)
     with signals, guard or nullcontext():
         launch = _Launch(assembly, run_dir, signals, progress)
@@ -169,7 +170,9 @@ class _Launch:
             engine = await assembly.engine()
             at_end.enter_context(_rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
-            scorer_engine = await at_end.enter_async_context(open_scorer_engine(assembly.resolved, assembly.scorer))
+            scorer_engine = await at_end.enter_async_context(
+                open_scorer_engine(assembly.resolved, assembly.scorer, assembly.backend)
+            )
             parts = RunParts(
                 config=config,
                 host=assembly.host,

@@ -156,8 +156,9 @@ class Scoring:
         shown = [one for one in episodes if one.trajectories and one.termination_reason.value not in left_out]
         if not shown:
             return ScoredGroup(list(episodes))
-        seed = derive_seed(self._config.training.seed, "score", purpose, ordinal)
-        group = RolloutGroup(task, tuple(shown), purpose != "train", seed)
+        run_seed = self._config.training.seed
+        seed = derive_seed(run_seed, "score", purpose, ordinal)
+        group = RolloutGroup(task, tuple(shown), purpose != "train", seed, run_seed)
         self.in_progress += 1
         try:
             scores, error = await self._scores(group)

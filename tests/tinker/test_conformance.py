@@ -26,8 +26,8 @@ GREATEST_GAP = 1e-4
 @pytest.mark.parametrize(
     ("overrides", "skipped"),
     [
-        pytest.param(PASSES, {"proximal"}, id="synchronous in passes", marks=pytest.mark.every_sdk),
-        pytest.param(OVERLAPPING, {"accumulation", "proximal"}, id="asynchronous in one pass"),
+        pytest.param(PASSES, {"proximal", "reference engine"}, id="synchronous in passes", marks=pytest.mark.every_sdk),
+        pytest.param(OVERLAPPING, {"accumulation", "proximal", "reference engine"}, id="asynchronous in one pass"),
     ],
 )
 async def test_the_contracts_are_kept(

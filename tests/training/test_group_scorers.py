@@ -13,6 +13,7 @@ import pytest
 
 from rllm_core.assembly.parts import Parts, assemble, host_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
+from rllm_core.backend import BackendProtocol
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.recorded import group_at, index_of
@@ -308,3 +309,125 @@ def test_the_engine_of_a_scorers_model_must_exist(plugins: PluginManager, scorer
     setting = scorer(OWN, "    model = ScorerModel('nothing', 'folder')\n")
     with pytest.raises(PluginError, match="nothing"):
         assemble(load_run_config("say_yes", plugins, overrides=(setting,), backend="scripted"), plugins)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Version 0 of the policy
+
+ASKING = """
+async def verdict(e):
+    step = await services.complete([{"role": "user", "content": "good?"}], seed=e.rollout_index,
+                                   max_response_tokens=8, temperature=1.0)
+    log(text=step.text, version=step.weight_version, rollout=e.rollout_id)
+    return float(step.text == e.trajectories[0].steps[-1].text)
+found = await asyncio.gather(*map(verdict, group.episodes))
+return {e.rollout_id: one for e, one in zip(group.episodes, found)}
+"""
+FROZEN = "    frozen_version = 0\n"
+
+
+@pytest.mark.parametrize("backend", ["scripted", "scripted_colocated"])
+@pytest.mark.parametrize("mode", [(), ASYNCHRONOUS])
+def test_version_0_of_the_policy_can_be_asked(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path, backend: str, mode: tuple[str, ...]
+) -> None:
+    if mode and backend == "scripted_colocated":
+        mode = ("training.trigger_parameter_sync_step=2",)
+    run = run_scripted(scorer(ASKING, FROZEN), *mode, backend=backend)
+    assert run.error is None
+    asked = calls(tmp_path)
+    assert {call["version"] for call in asked} == {0}
+    # Every rollout index has a seed of its own, so weights that never change give it one answer in the whole run.
+    assert len({(call["rollout"].split("-")[-2], call["text"]) for call in asked}) == 4
+    assert len({row["skill"] for row in run.lines("metrics")}) > 1
+
+
+def test_a_resumed_run_asks_the_same_version_0(
+    run_scripted: RunScripted, scorer: Callable[..., str], tmp_path: Path
+) -> None:
+    source = run_scripted(path=tmp_path / "source")
+    setting, start = scorer(ASKING, FROZEN), f"training.init_from={source.path}"
+    whole = run_scripted(setting, start, path=tmp_path / "whole")
+    expected = calls(tmp_path)
+    (tmp_path / "calls.jsonl").unlink()
+
+    def fail_in_step_four(assembly: Parts) -> None:
+        backend: Any = assembly.backend
+        update = backend.update_policy
+
+        async def failing(step: Any) -> Any:
+            if step.step == 4:
+                raise OSError("the device is gone")
+            return await update(step)
+
+        backend.update_policy = failing
+
+    saved, path = "training.checkpoint_every_steps=1", tmp_path / "cut"
+    assert run_scripted(setting, start, saved, path=path, prepare=fail_in_step_four).error is not None
+    resumed = run_scripted(setting, start, saved, path=path, resume=True)
+    assert resumed.error is None
+    backend = resumed.assembly.backend
+    assert isinstance(backend, ScriptedBackend)
+    assert backend.reference_engine is not None
+    assert backend.reference_engine.skill == source.lines("metrics")[-1]["skill"] != 0.5
+    assert resumed.lines("metrics") == whole.lines("metrics")
+
+    def answers(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {(call["rollout"].split("-", 2)[2], call["text"]) for call in found}
+
+    assert answers(calls(tmp_path)) == answers(expected)
+
+
+def test_a_backend_without_a_copy_of_version_0_refuses_it(
+    run_scripted: RunScripted, scorer: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedBackend, "init_reference_engine", BackendProtocol.init_reference_engine)
+    with pytest.raises(ConfigError, match="backend 'scripted' does not keep for sampling; export it") as error:
+        run_scripted(scorer(ASKING, FROZEN))
+    assert "\n" not in str(error.value)
+
+
+def test_only_version_0_is_kept(run_scripted: RunScripted, scorer: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="asks version 3 of the policy, but a run keeps only version 0"):
+        run_scripted(scorer(ASKING, "    frozen_version = 3\n"))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_evaluations_ask_version_0(
+    run_scripted: RunScripted, plugins: PluginManager, scorer: Callable[..., str], tmp_path: Path, trained: bool
+) -> None:
+    source = run_scripted("training.checkpoint_every_steps=6", path=tmp_path / "source")
+    setting = scorer(ASKING, FROZEN)
+    start = f"training.init_from={source.path}:6"
+    resolved = resolve_run("say_yes", plugins, overrides=(setting, start), backend="scripted")
+    parts = assemble(resolved.config, plugins)
+    next_run = run_scripted(setting, start, path=tmp_path / "next")
+    (tmp_path / "calls.jsonl").unlink()
+    opening = evaluation.engine_of_backend(parts, next_run.path if trained else None)
+    asyncio.run(
+        evaluation.evaluate(
+            resolved,
+            host_of(resolved, workflow_of(resolved)),
+            opening,
+            split="validation",
+            task_limit=5,
+            samples=3,
+            ks=(1,),
+        )
+    )
+    backend = parts.backend
+    assert isinstance(backend, ScriptedBackend)
+    assert backend.reference_engine is not None
+    assert backend.reference_engine.skill == source.lines("metrics")[-1]["skill"]
+    assert (backend.skill == backend.reference_engine.skill) is not trained
+    assert {call["version"] for call in calls(tmp_path)} == {0}
+
+
+def test_an_evaluation_without_a_backend_has_no_version_0(plugins: PluginManager, scorer: Callable[..., str]) -> None:
+    resolved = resolve_run(
+        "say_yes", plugins, overrides=(scorer(ASKING, FROZEN),), backend="scripted", engine="scripted"
+    )
+    host = host_of(resolved, workflow_of(resolved))
+    opening = evaluation.engine_by_name("scripted", resolved)
+    with pytest.raises(ConfigError, match="only a backend keeps; evaluate without --engine"):
+        asyncio.run(evaluation.evaluate(resolved, host, opening, split="validation", task_limit=1, samples=1, ks=(1,)))

@@ -280,6 +280,8 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         self._push = 0.0
         self._tokens = 0
         self.rollout_engine: ScriptedEngine | None = None
+        self.reference_engine: ScriptedEngine | None = None
+        self._skill_at_start = self.skill
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -300,6 +302,12 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
         """See `BackendProtocol.init_rollout_engine`."""
         self.rollout_engine = ScriptedEngine(parser, self.script, skill=self.skill)
         return self.rollout_engine
+
+    async def init_reference_engine(self) -> ScriptedEngine:
+        """See `BackendProtocol.init_reference_engine`."""
+        assert self.rollout_engine is not None
+        self.reference_engine = ScriptedEngine(self.rollout_engine.parser, self.script, skill=self._skill_at_start)
+        return self.reference_engine
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> ScriptedBatch:
         """See `BackendProtocol.transform_to_backend_batch`."""
@@ -370,7 +378,9 @@ class ScriptedBackend(BackendProtocol[ScriptedBatch]):
 
     async def load_weights(self, directory: Path) -> None:
         """See `BackendProtocol.load_weights`."""
-        self.skill = json.loads((directory / "policy.json").read_text(encoding="utf-8"))["skill"]
+        self.skill = self._skill_at_start = json.loads((directory / "policy.json").read_text(encoding="utf-8"))["skill"]
+        if self.reference_engine is not None:
+            self.reference_engine.skill = self.skill
         self.calls.log.append(("load_weights", self.skill))
 
     async def shutdown(self) -> None:

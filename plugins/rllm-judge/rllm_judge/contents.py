@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rllm_core.algorithms.group_scorer import RolloutGroup
 from rllm_core.seeds import derive_seed
-from rllm_core.types import Episode
 from rllm_judge.transcripts import shortened, tools_of, transcripts_of
 
 
@@ -20,7 +20,8 @@ class Contents:
         common: Messages with which all rollouts begin, as JSON.
         texts: The different transcripts, sorted, so that their numbers do not depend on the order of the rollouts.
         numbers: Number of each rollout's transcript, by rollout id.
-        seed: Seed that depends on the contents only, so that an equal group finds its replies in the cache.
+        seed: Seed that depends on the contents and the run's seed only: the order in which a judge sees them is drawn
+            for the run, and an equal group of the run finds its replies in the cache.
     """
 
     tools: str
@@ -30,14 +31,15 @@ class Contents:
     seed: int
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode], max_characters: int) -> Contents:
-        """Returns the contents of some rollouts; see `rllm_judge.transcripts`."""
-        told = transcripts_of(episodes, max_characters)
+    def of(cls, group: RolloutGroup, max_characters: int) -> Contents:
+        """Returns the contents of a group's rollouts; see `rllm_judge.transcripts`."""
+        told = transcripts_of(group.episodes, max_characters)
         texts = sorted(set(told.rollouts.values()))
-        tools = shortened(tools_of(episodes), max_characters)
-        digest = hashlib.sha256("\0".join([tools, told.common, *texts]).encode()).digest()
+        tools = shortened(tools_of(group.episodes), max_characters)
+        digest = hashlib.sha256("\0".join([tools, told.common, *texts]).encode()).hexdigest()
         numbers = {rollout: texts.index(text) for rollout, text in told.rollouts.items()}
-        return cls(tools, told.common, texts, numbers, int.from_bytes(digest[:7], "big"))
+        seed = derive_seed(group.run_seed, "judge", digest)
+        return cls(tools, told.common, texts, numbers, seed)
 
     def seed_of(self, numbers: Sequence[int]) -> int:
         """Returns the seed of the question about some of them, in this order."""

@@ -12,7 +12,7 @@ from rllm_core.algorithms.group_scorer import ScorerServices
 from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike
-from rllm_judge.options import ENDPOINT, JudgeOptions
+from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
 
 NO_KEY = "none"
 
@@ -94,12 +94,13 @@ class Endpoint(Judge):
 
 
 class Sampled(Judge):
-    """A judge that an engine of the run samples: a model of its own, or the policy with its current weights."""
+    """A judge that an engine of the run samples: a model of its own, or the policy."""
 
     def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
         self._options = options
         self._services = services
-        self.name = f"{options.engine} {options.model}" if options.model else ""  # the policy changes
+        changes = options.engine == POLICY and options.frozen_version is None
+        self.name = "" if changes else f"{options.engine} {options.model}"
 
     async def ask(self, messages: Sequence[MessageLike], *, seed: int) -> str:
         """See `Judge.ask`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,11 +26,15 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     of a rollout engine that needs no backend.
     """
     model: str = ""
-    """Model at the endpoint, or folder of the model that the engine loads. Empty only for `policy`."""
+    """Model at the endpoint, or folder of the model that the engine loads. Empty for `policy`."""
     base_url: str | None = None
     """Address of the endpoint. Defaults to the variable OPENAI_BASE_URL, and then to that of OpenAI."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key of the endpoint. If it is unset, a placeholder is sent to it."""
+    frozen_version: Literal[0] | None = None
+    """For `policy`: 0 asks it with the weights that the run started from, whatever is trained meanwhile. Unset asks it
+    with its current weights, so that the judge learns what it rewards.
+    """
     parser: str = ""
     """Parser of the engine's model. Defaults to the one of the run file."""
     rubric: str = RUBRIC
@@ -48,7 +52,9 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     max_transcript_characters: Annotated[int, Field(ge=1000)] = 100_000
     """Maximum length of a rollout in a question. Of a longer one, the middle is left out, and the judge is told so."""
     cache_file: str = ""
-    """File that keeps the judge's replies by content, for other runs. Empty keeps them for this launch."""
+    """File that keeps the judge's replies by content, for other runs with the same seed. Empty keeps them for this
+    launch.
+    """
 
     @model_validator(mode="after")
     def _check_model(self) -> Any:
@@ -56,4 +62,12 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
             raise ValueError("model is not set; name the judge's model, or set engine = 'policy'")
         if self.engine != ENDPOINT and self.base_url is not None:
             raise ValueError(f"base_url is for engine = {ENDPOINT!r}, but engine = {self.engine!r}; remove it")
+        if self.engine != POLICY and self.frozen_version is not None:
+            raise ValueError(
+                f"frozen_version is for engine = {POLICY!r}, but engine = {self.engine!r}, whose model stays the same; "
+                "remove it"
+            )
+        for key in ("model", "parser", "cache_file"):
+            if self.engine == POLICY and getattr(self, key):
+                raise ValueError(f"{key} is for a judge that is another model, but engine = {POLICY!r}; remove it")
         return self

@@ -55,7 +55,7 @@ class Pairwise(JudgeScorer):
 
     async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
         """See `rllm_core.algorithms.group_scorer.GroupScorer.score`."""
-        contents = Contents.of(group.episodes, self.options.max_transcript_characters)
+        contents = Contents.of(group, self.options.max_transcript_characters)
         chosen = pairs(len(contents.texts), self.options.comparisons_per_rollout, contents.seed)
         played = await asyncio.gather(*(self._compare(contents, pair) for pair in chosen))
         games = {pair: results for pair, results in zip(chosen, played, strict=True) if results}

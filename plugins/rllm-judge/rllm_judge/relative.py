@@ -68,7 +68,7 @@ class Relative(JudgeScorer):
 
     async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
         """See `rllm_core.algorithms.group_scorer.GroupScorer.score`."""
-        contents = Contents.of(group.episodes, self.options.max_transcript_characters)
+        contents = Contents.of(group, self.options.max_transcript_characters)
         order = list(range(len(contents.texts)))
         random.Random(contents.seed).shuffle(order)
         answers = [await self._pass(contents, order[::direction]) for direction in (1, -1)[: self.options.passes]]

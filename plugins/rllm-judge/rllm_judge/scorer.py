@@ -21,6 +21,7 @@ class JudgeScorer(GroupScorer):
         super().__init__(options, where=where)
         if self.options.engine not in (ENDPOINT, POLICY):
             self.model = ScorerModel(self.options.engine, self.options.model, self.options.parser)
+        self.frozen_version = self.options.frozen_version
         self._questions: Questions | None = None
 
     async def open(self, services: ScorerServices) -> None:

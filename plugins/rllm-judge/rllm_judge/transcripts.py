@@ -41,9 +41,9 @@ def transcripts_of(episodes: Sequence[Episode], max_characters: int) -> Transcri
     rollouts = {}
     for rollout, told in conversations.items():
         shown: Any = [{"role": role, "messages": messages[shared:]} for role, messages in told]
-        rollouts[rollout] = shortened(_json(shown[0]["messages"] if len(shown) == 1 else shown), max_characters)
+        rollouts[rollout] = shortened(as_json(shown[0]["messages"] if len(shown) == 1 else shown), max_characters)
     common = single[0][:shared] if shared else []
-    return Transcripts(shortened(_json(common), max_characters), rollouts)
+    return Transcripts(shortened(as_json(common), max_characters), rollouts)
 
 
 def draw_ids(rollouts: Sequence[str], seed: int) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _conversations(episode: Episode) -> list[tuple[str, list[dict[str, Any]]]]:
 def tools_of(episodes: Sequence[Episode]) -> str:
     """Returns the tools that any prompt of the rollouts offered, each once, as JSON; "[]" without any."""
     offered = {
-        _json(thaw(tool)): None
+        as_json(thaw(tool)): None
         for episode in episodes
         for trajectory in episode.trajectories
         for step in trajectory.steps
@@ -127,6 +127,6 @@ def _common_length(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> int:
     return max(shortest - 1, 0)
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
     """Returns JSON in one line; letters of all languages stay as they are."""
     return json.dumps(value, ensure_ascii=False, default=str).translate(LINE_ENDS)

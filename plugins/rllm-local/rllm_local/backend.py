@@ -40,6 +40,7 @@ from rllm_local.model import (
     load_model,
     make_decoder,
     settings_for,
+    trained_parameters,
     use_matching_attention,
     vocabulary_size,
 )
@@ -73,6 +74,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         # Saved with the weights, so that transformers can load a checkpoint.
         self._tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
         self._engine: LocalEngine | None = None
+        self._reference_engine: tuple[LocalEngine, PreTrainedModel] | None = None
         self._images: ImageSource | None = None
         self._trainer: Trainer | None = None
         self._reference: Trainer | None = None
@@ -147,9 +149,12 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         auto_class: Any = AutoTokenizer if self._images is None else AutoProcessor
         self._tokenizer = auto_class.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
         self._trainer = self._trainer_for(model)
-        text_config: Any = model.config.get_text_config()
         is_separated = self.local.generation == "separated"
         shares_weights = not is_separated and self.config.training.trigger_parameter_sync_step == 1
+        return self._engine_for(model, parser, shares_weights=shares_weights)
+
+    def _engine_for(self, model: PreTrainedModel, parser: BaseParser | None, *, shares_weights: bool) -> LocalEngine:
+        text_config: Any = model.config.get_text_config()
         return LocalEngine(
             make_decoder(model, self.local, shares_weights=shares_weights, images=self._images),
             parser,
@@ -160,6 +165,16 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             max_batch_rows=self.local.max_batch_rows,
             takes_media=self._images is not None,
         )
+
+    async def init_reference_engine(self) -> LocalEngine:
+        """See `BackendProtocol.init_reference_engine`; samples in the thread of the other one, from a second copy."""
+        engine, _ = self._reference_engine = await self._in_worker(self._allocate_reference)
+        return engine
+
+    def _allocate_reference(self) -> tuple[LocalEngine, PreTrainedModel]:
+        assert self._engine is not None
+        model = self._initial_model()
+        return self._engine_for(model, self._engine.parser, shares_weights=True), model
 
     def _trainer_for(self, model: PreTrainedModel) -> Trainer:
         half = self.local.dtype == "bfloat16"
@@ -224,12 +239,15 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return self._reference.logprobs(samples)
 
     def _load_reference(self) -> Trainer:
+        return self._trainer_for(self._initial_model())
+
+    def _initial_model(self) -> PreTrainedModel:
+        """Loads the model with the weights that the run started from."""
         model = load_model(self.model_path(), self.local)
         use_matching_attention(model, torch.get_float32_matmul_precision())
-        reference = self._trainer_for(model)
         if self._initial is not None:
-            checkpoint.load_weights(self._initial, model, reference.parameters)
-        return reference
+            checkpoint.load_weights(self._initial, model, trained_parameters(model))
+        return model
 
     def _with_adapters(self, adapters: Sequence[torch.Tensor], samples: Sequence[TrainingSample]) -> list[Floats]:
         """Computes log-probabilities with other adapters in place of the trained ones."""
@@ -274,6 +292,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         checkpoint.check_adapters(directory, trainer.model, trainer.parameters, lora, path)
         checkpoint.load_weights(directory, trainer.model, trainer.parameters)
         self._initial, self._reference = directory, None
+        if self._reference_engine is not None:
+            engine, model = self._reference_engine
+            checkpoint.load_weights(directory, model, trained_parameters(model))
+            engine.load_weights(model, 0)
         if self.local.lora is not None:
             self._initial_adapters = _copies(trainer)
         elif self.config.algorithm.kl.coefficient > 0:
@@ -291,6 +313,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.shutdown`."""
         if self._engine is not None:
             self._engine.close()
+        if self._reference_engine is not None:
+            self._reference_engine[0].close()
         if self._sampling_worker is not self._worker:
             # The event loop's own pool may be blocked by workflow code that never ends.
             closing = ThreadPoolExecutor(1)
@@ -303,7 +327,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             await self._in_worker(self._settings_before.apply)
             self._settings_before = None
         self._worker.shutdown(wait=True, cancel_futures=True)
-        self._engine = self._trainer = self._reference = None
+        self._engine = self._reference_engine = self._trainer = self._reference = None
 
     def _allocated(self) -> Trainer:
         if self._trainer is None:

@@ -186,6 +186,11 @@ def make_decoder(
     return TransformersDecoder(model, shared=shares_weights, images=images)
 
 
+def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Returns the parameters that are trained: all, or those of the adapters."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Returns the number of ids the model can read; its tokenizer may know fewer."""
     embeddings: Any = model.get_input_embeddings()

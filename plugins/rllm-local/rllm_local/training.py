@@ -20,6 +20,7 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
+from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
 from rllm_local.vision import Vision
 
@@ -89,7 +90,7 @@ class Trainer:
     _sums: _Sums = field(default_factory=_Sums)
 
     def __post_init__(self) -> None:
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.parameters = trained_parameters(self.model)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         config = self.optimizer_config

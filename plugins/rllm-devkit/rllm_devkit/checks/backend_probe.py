@@ -128,6 +128,13 @@ class BackendProbe:
         self._engine = engine
         return engine
 
+    async def reference_engine(self) -> RolloutEngine:
+        """Allocates the engine with the weights the run started from."""
+        engine = await self._within("init_reference_engine", self.backend.init_reference_engine())
+        if not isinstance(engine, RolloutEngine):
+            raise Broken(f"init_reference_engine must return a RolloutEngine, got {engine!r:.80}")
+        return engine
+
     async def publish(self, reason: Literal["start", "step", "resume"]) -> None:
         """Publishes the next weight version."""
         update = PolicyUpdate(self._version + 1, self._step, reason)

@@ -20,6 +20,7 @@ from rllm_core.types import Floats, TrainingSample
 from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved, check_as_saved, largest_gap
 from rllm_devkit.checks.engines import ENGINE_CHECKS, prompts_of
 from rllm_devkit.checks.initial_weights import check_initial_weights
+from rllm_devkit.checks.reference_engine import check_reference_engine
 from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 from rllm_devkit.checks.watch import child_processes
 
@@ -392,6 +393,7 @@ TRAINING: dict[str, Check[BackendProbe]] = {
     "accumulation": _accumulation,
     "proximal": _proximal,
     "advantages": _advantages,
+    "reference engine": check_reference_engine,
     "initial weights": check_initial_weights,
     "shutdown": _shutdown,
 }

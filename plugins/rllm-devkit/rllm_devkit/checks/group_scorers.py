@@ -76,7 +76,7 @@ def group_of(
         )
         for index, answer in enumerate(answers)
     ]
-    return RolloutGroup(Task(task_id="task", data={"question": question}), tuple(episodes), False, 7)
+    return RolloutGroup(Task(task_id="task", data={"question": question}), tuple(episodes), False, 7, 7)
 
 
 async def check_group_scorer(scorer: GroupScorer) -> list[CheckResult]:

@@ -115,6 +115,7 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
         self.moments: list[Table] = []
         self.gradient = np.empty(0)
         self.engine: BigramEngine | None = None
+        self.reference_engine: BigramEngine | None = None
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -135,6 +136,11 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
         self.gradient, self.moments = np.zeros_like(self.table), [np.zeros_like(self.table) for _ in range(2)]
         self.engine = self.engine_class(self.table.copy(), parser)
         return self.engine
+
+    async def init_reference_engine(self) -> RolloutEngine:
+        assert self.engine is not None
+        self.reference_engine = BigramEngine(self.reference.copy(), self.engine.parser)
+        return self.reference_engine
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> Sequence[TrainingSample]:
         return samples
@@ -186,6 +192,8 @@ class BigramBackend(BackendProtocol[Sequence[TrainingSample]]):
     async def load_weights(self, directory: Path) -> None:
         with np.load(directory / "policy.npz", allow_pickle=False) as saved:
             self.table = self.reference = saved["table"]
+        if self.reference_engine is not None:
+            self.reference_engine.table = self.reference.copy()
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}

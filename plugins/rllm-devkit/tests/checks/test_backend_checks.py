@@ -12,6 +12,7 @@ from bigrams import VOCABULARY, BigramBackend
 from faithful import FaithfulScriptedBackend
 from noncompliant_backends import NONCOMPLIANT, HangingSync, Samples, StartingAProcess, StartingAThread
 from noncompliant_initial_weights import NONCOMPLIANT as WITH_OTHER_INITIAL_WEIGHTS
+from noncompliant_reference_engines import NONCOMPLIANT as WITH_OTHER_REFERENCE_ENGINES
 
 from rllm_core.backend import BackendProtocol, Policy, PolicyUpdate
 from rllm_core.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainingConfig
@@ -152,6 +153,15 @@ def test_a_backend_without_initial_weights_is_not_asked_for_them(results: Result
     assert named(found, "skipped").keys() == {"proximal", "initial weights"}
 
 
+def test_a_backend_without_a_reference_engine_is_not_asked_for_it(results: Results) -> None:
+    class WithoutReferenceEngine(BigramBackend):
+        init_reference_engine = BackendProtocol.init_reference_engine
+
+    found = results(WithoutReferenceEngine)
+    assert named(found, "failed") == {}
+    assert named(found, "skipped").keys() == {"proximal", "reference engine"}
+
+
 def test_an_interrupted_check_shuts_the_backend_down(tmp_path: Path) -> None:
     ended = []
 
@@ -194,7 +204,7 @@ def leftovers() -> Iterator[None]:
 @pytest.mark.usefixtures("leftovers")
 @pytest.mark.parametrize(
     ("noncompliant", "check", "words"),
-    [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS],
+    [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS, *WITH_OTHER_REFERENCE_ENGINES],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_backend_that_breaks_a_rule_is_caught(
@@ -211,5 +221,5 @@ def test_a_backend_that_breaks_a_rule_is_caught(
 
 
 def test_every_check_has_caught_somebody() -> None:
-    caught = {check for _, check, _ in [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS]}
+    caught = {check for _, check, _ in [*NONCOMPLIANT, *WITH_OTHER_INITIAL_WEIGHTS, *WITH_OTHER_REFERENCE_ENGINES]}
     assert caught == {*BEFORE_TRAINING, *TRAINING, "engine: seeds"}
