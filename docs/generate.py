@@ -16,6 +16,7 @@ import architecture
 import curves
 import diagrams
 import hook_pages
+import judged_curves
 import protocol
 from hook_pages import attributes
 from pydantic import BaseModel
@@ -274,4 +275,5 @@ if __name__ == "__main__":
     for name, draw in diagrams.DIAGRAMS.items():
         (diagrams.FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
     curves.draw()
+    judged_curves.draw()
     architecture.PICTURE.write_text(architecture.drawing().svg(), encoding="utf-8")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from judging import answer_in, judged, shown
 from rllm_judge.reading import Unreadable, score_in, scores_in, winner_in
+from rllm_judge.relative import Relative
+
+from rllm_core.types import MessageLike
 
 IDS = ("BCDF", "GHJK", "LMNP", "QRST")
 
@@ -21,9 +26,9 @@ def entry(named: Any, score: Any) -> dict[str, Any]:
     return {"id": named, "reason": "because", "score": score}
 
 
-def scripted(kind: str, generator: random.Random) -> tuple[str, dict[str, float]]:
-    """Returns a reply with a fault of this kind, and the scores that the judge meant."""
-    meant = {one: round(generator.random(), 3) for one in IDS}
+def scripted(kind: str, generator: random.Random, ids: Sequence[str] = IDS) -> tuple[str, dict[str, float]]:
+    """Returns a reply about four ids with a fault of this kind, and the scores that the judge meant."""
+    meant = {one: round(generator.random(), 3) for one in ids}
     entries = [entry(one, score) for one, score in meant.items()]
     before = after = ""
     if kind == "permuted":
@@ -33,7 +38,7 @@ def scripted(kind: str, generator: random.Random) -> tuple[str, dict[str, float]
     elif kind == "long":
         entries.insert(generator.randrange(5), entry("VWXZ", 0.5))
     elif kind == "twice":
-        entries.insert(generator.randrange(5), entry(generator.choice(IDS), 0.9))
+        entries.insert(generator.randrange(5), entry(generator.choice(ids), 0.9))
     elif kind == "wrong id":
         entries[generator.randrange(4)]["id"] = generator.choice(["BCD", "bcdf", "1", 1, None, "rollout 1"])
     elif kind == "text":
@@ -43,7 +48,7 @@ def scripted(kind: str, generator: random.Random) -> tuple[str, dict[str, float]
     elif kind == "prose":
         before, after = "Let me think {about} it. BCDF: 0.9, surely.\n```json\n", "\n```\nGHJK is {best}."
     elif kind == "injected":  # a rollout talked the judge into a second object
-        after = reply(*[entry(one, 1.0) for one in IDS])
+        after = reply(*[entry(one, 1.0) for one in ids])
     elif kind == "cut":
         text = reply(*entries)
         return text[: generator.randrange(len(text) - 1)], meant
@@ -54,11 +59,11 @@ KINDS = ("permuted", "short", "long", "twice", "wrong id", "text", "out of range
 READABLE = {"permuted", "prose"}
 
 
-def by_position(text: str) -> dict[str, float] | None:
+def by_position(text: str, ids: Sequence[str] = IDS) -> dict[str, float] | None:
     """What a reader without ids makes of a reply: the first score is that of the first rollout, and so on."""
     try:
         entries = json.JSONDecoder().raw_decode(text, text.index('{"scores"'))[0]["scores"]
-        return {one: float(found["score"]) for one, found in zip(IDS, entries, strict=False)}
+        return {one: float(found["score"]) for one, found in zip(ids, entries, strict=False)}
     except (ValueError, TypeError):
         return None
 
@@ -77,6 +82,31 @@ def test_each_of_1000_scores_is_at_its_rollout_or_there_is_none() -> None:
         wrong[kind] += naive is not None and naive != meant
     assert unread == {kind: 100 for kind in KINDS if kind not in READABLE}
     assert sum(wrong.values()) > 300, wrong  # matching by position trains on other rollouts' scores
+    assert wrong["permuted"] > 80
+    assert wrong["short"] > 60
+
+
+def test_each_of_1000_scores_that_a_scorer_returns_is_at_its_rollout_or_there_is_none() -> None:
+    generator, unscored, wrong = random.Random(8), Counter[str](), Counter[str]()
+    for number in range(1000):
+        kind, answers = KINDS[number % len(KINDS)], [f"answer {number}{letter}" for letter in "abcd"]
+        said: dict[str, dict[str, float]] = {}
+
+        def reply(messages: Sequence[MessageLike], kind: str = kind, said: dict[str, Any] = said) -> str:
+            told = shown(messages)
+            text, meant = scripted(kind, generator, list(told))
+            naive = by_position(text, list(told)) or {}
+            said["meant"] = {answer_in(told[one]): score for one, score in meant.items()}
+            said["naive"] = {answer_in(told[one]): score for one, score in naive.items()}
+            return text
+
+        scores, _ = judged(Relative({"engine": "policy", "replies": 1}), answers, reply)
+        if scores == [None] * 4:
+            unscored[kind] += 1
+        else:
+            assert dict(zip(answers, map(float, scores), strict=True)) == said["meant"], kind
+        wrong[kind] += any(said["meant"][answer] != score for answer, score in said["naive"].items())
+    assert unscored == {kind: 100 for kind in KINDS if kind not in READABLE}
     assert wrong["permuted"] > 80
     assert wrong["short"] > 60
 

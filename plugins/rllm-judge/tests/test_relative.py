@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +14,12 @@ from judging import answer_in, judged, scoring, shown
 from rllm_judge.reading import Graded
 from rllm_judge.relative import Answer, Relative, agreement, aligned, overlapping
 
+from rllm_core.algorithms.group_scorer import RolloutGroup
 from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike, TerminationReason
 from rllm_devkit.checks import check_group_scorer
-from rllm_devkit.checks.group_scorers import group_of
+from rllm_devkit.checks.group_scorers import ScriptedScorerServices, group_of
 
 POLICY = {"engine": "policy"}
 BY_LENGTH = scoring(lambda answer, place: min(len(answer) / 10, 1.0))
@@ -47,6 +49,18 @@ def test_the_question_shows_what_is_common_once_and_no_order_of_the_group() -> N
     assert len(orders) > 3
 
 
+def test_the_order_is_drawn_from_the_seed_of_the_run_and_the_content_of_the_group() -> None:
+    group = group_of([f"answer {number}" for number in range(6)])
+
+    def order(group: RolloutGroup) -> list[str]:
+        _, services = judged(Relative(POLICY), group, BY_LENGTH)
+        return [answer_in(one) for one in shown(services.asked[0]).values()]
+
+    expected = order(group)
+    assert order(replace(group, seed=8, episodes=group.episodes[::-1])) == expected
+    assert len({tuple(order(replace(group, run_seed=seed))) for seed in range(8)}) > 4
+
+
 def test_equal_rollouts_are_judged_once_and_equal_groups_cost_once() -> None:
     scorer = Relative(POLICY | {"engine": "other", "model": "m"})
     scores, services = judged(scorer, ["same", "other", "same"], BY_LENGTH)
@@ -70,6 +84,22 @@ def test_a_policy_that_changes_is_asked_again() -> None:
     for _ in range(2):
         _, services = judged(scorer, ["one", "two"], BY_LENGTH)
         assert services.asked
+
+
+def test_version_0_of_the_policy_is_asked_once() -> None:
+    scorer = Relative(POLICY | {"frozen_version": 0})
+    assert (scorer.model, scorer.frozen_version) == (None, 0)
+    group = group_of(["one", "two", "one"])
+
+    async def run() -> int:
+        services = ScriptedScorerServices(BY_LENGTH)
+        await scorer.open(services)
+        for _ in range(3):
+            await scorer.score(group, services)
+        await scorer.close()
+        return len(services.asked)
+
+    assert asyncio.run(run()) == 1
 
 
 def test_an_unreadable_reply_is_asked_for_again_and_never_guessed() -> None:
@@ -196,6 +226,10 @@ def test_tools_are_shown() -> None:
         ({}, "model is not set"),
         ({"engine": "policy", "base_url": "http://localhost"}, "base_url is for engine = 'openai'"),
         ({"engine": "policy", "passes": 3}, "passes"),
+        ({"engine": "policy", "frozen_version": 1}, "frozen_version"),
+        ({"engine": "local", "model": "m", "frozen_version": 0}, "frozen_version is for engine = 'policy'"),
+        ({"engine": "policy", "model": "m"}, "model is for a judge that is another model"),
+        ({"engine": "policy", "cache_file": "f"}, "cache_file is for a judge that is another model"),
         ({"engine": "policy", "rollouts_per_question": 1}, "rollouts_per_question"),
     ],
 )
