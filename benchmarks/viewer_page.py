@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -11,6 +12,13 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 TRIALS = 5
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 WAIT_MS = 120_000
 OPEN = """(address) => new Promise((done) => {
     delete document.body.dataset.opened;
@@ -85,11 +93,10 @@ def measure(page: Page, address: str) -> None:
 
 
 def main() -> None:
-    program = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-    )
+    names = (os.environ.get("CHROMIUM", "chromium"), "chromium-browser", "google-chrome")
+    program = next((found for name in names if (found := shutil.which(name))), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.set_default_timeout(WAIT_MS)
         measure(page, sys.argv[1])

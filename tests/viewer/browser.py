@@ -35,7 +35,8 @@ def found() -> str | None:
     if wanted := os.environ.get("CHROMIUM"):
         return shutil.which(wanted)
     programs = [program for name in NAMES if (program := shutil.which(name)) is not None]
-    return next((program for program in [*programs, *_of_playwright()] if _starts(program)), None)
+    of_machine = next((program for program in programs if _starts(program)), None)
+    return of_machine or next((program for program in _of_playwright() if _starts(program)), None)
 
 
 def _of_playwright() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import demo_runs
 import pytest
 from conftest import served, show
 from playwright.sync_api import Page
+
+from benchmarks import planted_faults
 
 FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
     # The answer that equals the expected one has the lowest reward, and the wrong one the highest.
@@ -45,6 +48,44 @@ def test_the_page_shows_what_names_it(name: str, tmp_path: Path, page: Page) -> 
             said = page.inner_text("main").replace("\n", "")
             for text in texts:
                 assert text in said, f"{address}: {text}"
+
+
+TITLES = {
+    "swapped rewards": "rewards against the answers",
+    "hacked reward": "rewards against the answers",
+    "prefix break": "1 rollout with a segment break",
+    "stale group": "groups of old weights",
+    "cut answers": "8 rollouts cut off",
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_long_run_with_all_of_them_says_what_is_worth_a_look(seed: int, tmp_path: Path, page: Page) -> None:
+    key = planted_faults.write_run(tmp_path / "run", seed)
+    with served(tmp_path / "run") as server:
+        show(page, server, "#/run/0")
+        said = {
+            entry.locator("xpath=preceding-sibling::dt[1]").inner_text().lower(): entry.inner_text()
+            for entry in page.locator(".suspects > dd").all()
+        }
+        page.set_viewport_size({"width": 1200, "height": 3000})  # the list draws the rows in sight
+        page.get_by_role("link", name="all 8").click()
+        page.wait_for_selector("text=8 rollouts of 360 groups")
+        cut = page.inner_text(".rows")
+    for fault in key:
+        where = cut if fault["fault"] == "cut answers" else said[TITLES[fault["fault"]]]
+        assert f"group {fault['group']}" in where, fault
+    groups = {f"group {fault['group']}" for fault in key}
+    named = {link for text in said.values() for link in re.findall(r"group \d+", text)}
+    assert named <= groups, "nothing else is named in a healthy run"
+
+
+def test_a_healthy_run_has_nothing_worth_a_look(tmp_path: Path, page: Page) -> None:
+    groups = [demo_runs.sorting(at, at, "best") for at in range(1, 9)]
+    run = demo_runs.write_run(tmp_path / "run", groups, metrics=[demo_runs.metrics(at, 8) for at in range(1, 9)])
+    with served(run) as server:
+        show(page, server, "#/run/0")
+        assert "worth a look" not in page.inner_text("main").lower()
 
 
 def test_the_best_answer_of_swapped_rewards_is_not_the_expected_one(tmp_path: Path, page: Page) -> None:

@@ -5,6 +5,7 @@ Only the fields that are needed are decoded, so that the index of a long run tak
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ class Rollout(msgspec.Struct, omit_defaults=True):
         tools: Names of the tools that it called.
         versions: Oldest and latest weight version that sampled it; empty if the policy sampled none of it.
         advantage: Mean advantage of the trained tokens, or None.
+        answered: Whether its last text has the ``answer`` of the task's data; None if there is none.
     """
 
     index: int
@@ -45,6 +47,7 @@ class Rollout(msgspec.Struct, omit_defaults=True):
     tools: list[str] = []
     versions: list[int] = []
     advantage: float | None = None
+    answered: bool | None = None
 
 
 class Group(msgspec.Struct):
@@ -99,6 +102,7 @@ class _Call(msgspec.Struct):
 
 class _Response(msgspec.Struct):
     tool_calls: list[_Call] | None = None
+    content: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # most of the line, and rarely read
 
 
 class _Step(msgspec.Struct):
@@ -131,8 +135,13 @@ class _Rollout(msgspec.Struct):
     advantages: list[list[float | str | None]] = []
 
 
+class _Data(msgspec.Struct):
+    answer: Any = None
+
+
 class _Task(msgspec.Struct):
     task_id: str
+    data: _Data = msgspec.field(default_factory=_Data)
 
 
 class _Line(msgspec.Struct):
@@ -195,7 +204,19 @@ def _facts(read: _Rollout, group: _Line) -> Rollout:
         tools=list(dict.fromkeys(calls)),
         versions=[min(known), max(known)] if known else [],
         advantage=_mean(read),
+        answered=_has_answer(steps, group.task.data.answer),
     )
+
+
+def _has_answer(steps: list[_Step], answer: Any) -> bool | None:
+    """Returns whether the last text of a rollout has the answer of its task as words of its own."""
+    wanted = str(answer).strip() if isinstance(answer, str | int | float) else ""
+    if not wanted or not steps or not bytes(steps[-1].response.content):
+        return None
+    said = msgspec.json.decode(steps[-1].response.content)
+    if not isinstance(said, str):
+        return None
+    return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", said, re.IGNORECASE) is not None
 
 
 def _reward(trajectory: _Trajectory) -> float | None:

@@ -19,7 +19,7 @@ from rllm_core.run_folder.recorded import GROUPS, INDEX
 from rllm_viewer.view import facts
 from rllm_viewer.view.facts import Group
 
-FORMAT = 1
+FORMAT = 2
 SAVED_EVERY_BYTES = 1 << 26
 TAIL_BYTES = 1 << 12
 

@@ -61,11 +61,11 @@ export function help(app) {
     ["recorded as", "why the run kept the group: the first, best, worst or most divided of its step, an example of a reason, or a validation"],
   ];
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "help-title" },
-    h("h2", { id: "help-title" }, "Keys"), h("table", { class: "keys" }, h("tbody", {}, rows)), h("label", { class: "check" }, off, "these keys are on"),
+    h("p", { class: "top" }, h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Close")), h("h2", { id: "help-title" }, "Keys"), h("table", { class: "keys" }, h("tbody", {}, rows)), h("label", { class: "check" }, off, "these keys are on"),
     h("h2", {}, "Words"), h("dl", { class: "pairs" }, words.map(([word, meaning]) => [h("dt", {}, word), h("dd", {}, meaning)])),
     h("h2", {}, "Signs"), h("p", {}, "A square is a rollout: orange for low rewards of the run, blue for high ones, ✓ if it solved the task, × if it failed. Characters that cannot be seen are shown as ", h("span", { class: "esc" }, "\\u202e"), "; in tokens, ↵ is a line break and → a tab."),
-    h("p", {}, "To find out why a rollout has its reward: open the group, compare the answers of its best and worst rollout with the task, and look at the parts of the reward. To find what was trained: open the tokens, and choose advantage or mask."),
-    h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Close"));
+    h("h2", {}, "To find what is wrong"), h("p", {}, "Begin with the view of the run. A trouble that its metrics show is named there with its causes. Worth a look lists single rollouts whose numbers do not fit: rewards against the answers, answers that were cut off, segment breaks, old weights. A click on a curve opens its step. In the list of groups, a click on a column sorts, and the filters find the rest."),
+    h("p", {}, "To find out why a rollout has its reward: open the group, compare the answers of its best and worst rollout with the task, and look at the parts of the reward. To find what was trained: open the tokens, and choose advantage or mask."));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

@@ -7,6 +7,7 @@ import { FilterBar } from "./filter_bar.js";
 import { filterOf, rolloutsOf, select } from "./filters.js";
 import { List } from "./list.js";
 import { link } from "./route.js";
+import { placeName, suspects } from "./suspects.js";
 import { counted, mean, number, seconds, share, spread } from "./text.js";
 
 export async function runsView(place, app) {
@@ -130,7 +131,7 @@ export async function runView(place, app) {
   const chosen = h("select", { id: "metric", onchange: () => draw() });
   let drawn = "";
   const draw = () => {
-    replace(about, aboutOf(run));
+    replace(about, aboutOf(run), worthALook(run));
     const names = [...new Set(run.steps.metrics.flatMap((row) => Object.keys(row)))].filter((name) => !["step", "epoch", "weight_version"].includes(name)).sort();
     const value = chosen.value || names.find((name) => CHARTS.slice(1).includes(name)) || names[0];
     if (names.join() !== [...chosen.options].map((one) => one.value).join()) replace(chosen, names.map((name) => h("option", { value: name }, name)));
@@ -171,6 +172,16 @@ function aboutOf(run) {
       h("p", {}, `Cause: ${finding.causes.join("; or ")}`), finding.decides && h("p", {}, "To decide: ", h("code", {}, finding.decides)))),
     about?.settings && folded("Run file", () => pairs(flat(settings))),
   ];
+}
+
+const SHOWN = 5;
+
+function worthALook(run) {
+  const found = run.read < run.size ? [] : suspects(run.rows);
+  if (!found.length) return null;
+  return folded(`Worth a look: ${found.map(({ what }) => what.toLowerCase()).join("; ")}`, () => h("dl", { class: "pairs suspects" }, found.map(({ what, why, filter, places }) => [h("dt", {}, what),
+    h("dd", {}, h("p", { class: "dim" }, why), h("ul", {}, places.slice(0, SHOWN).map((place) => h("li", {}, h("a", { href: link({ run: run.number, view: place.at === null ? "group" : "episode", group: place.row.id, rollout: place.at ?? undefined }, filter || {}) }, placeName(place)), place.note ? `: ${place.note}` : "")),
+      places.length > SHOWN && h("li", {}, filter ? h("a", { href: link({ run: run.number, view: "run" }, filter) }, `all ${places.length}`) : `and ${places.length - SHOWN} more`)))])), true);
 }
 
 export function flat(tables, prefix = "") {
