@@ -6,23 +6,15 @@ Nothing here imports verl when it is collected, so that tests skip where there i
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-# Random weights, about 200 M parameters: large enough to measure memory use and transfer time.
-MODEL = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
+from benchmarks.gpu_models import make_model
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -38,16 +30,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with a model of random weights and the starter model's tokenizer."""
-    import torch
-    from rllm_local.starter import starter_model
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the folder of a model of a shape in `benchmarks.gpu_models`, made on first use."""
+    folders: dict[str, Path] = {}
 
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = AutoTokenizer.from_pretrained(starter_model())
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **MODEL, **tokens)).save_pretrained(folder)
-    return folder
+    def made(shape: str) -> Path:
+        if shape not in folders:
+            folders[shape] = make_model(tmp_path_factory.mktemp(shape), shape, "cuda")
+        return folders[shape]
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def model(model_of: Callable[[str], Path]) -> Path:
+    """Folder with a model of random weights."""
+    return model_of("0.5b")

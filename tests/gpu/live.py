@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import SMALL
 from rllm_verl.backend import VerlBackend
 from rllm_verl.engine import VerlEngine
 
@@ -19,16 +20,6 @@ from rllm_core.backend import OptimizerStep, PolicyUpdate
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
-
-SMALL = (
-    "verl.max_model_tokens=1024",
-    "verl.max_tokens_per_device=4096",
-    "verl.server_memory_share=0.3",
-    "verl.sync_bucket_mb=256",
-    "rollout.max_response_tokens=256",
-    "optimizer.learning_rate=2e-5",
-    "optimizer.warmup_steps=0",
-)
 
 
 @dataclass
@@ -73,14 +64,17 @@ class Live:
             for number, output in enumerate(self.run(self.sample(count, tokens, seed=self.version * count)))
         ]
 
+    def logprobs(self, samples: Sequence[TrainingSample]) -> Floats:
+        """Returns the trainer's log-probabilities of all sampled tokens, ``(sampled_tokens,)``."""
+        return np.concatenate(self.run(self.backend.compute_logprobs(samples)))
+
     def gap(self, samples: Sequence[TrainingSample]) -> float:
         """Returns the mean absolute difference between the trainer's and the servers' log-probabilities."""
-        mine: list[Floats] = self.run(self.backend.compute_logprobs(samples))
         theirs = [sample.logprobs for sample in samples if sample.logprobs is not None]
-        return float(np.abs(np.concatenate(mine) - np.concatenate(theirs)).mean())
+        return float(np.abs(self.logprobs(samples) - np.concatenate(theirs)).mean())
 
-    def train(self, samples: Sequence[TrainingSample]) -> None:
-        """Runs one optimizer step."""
+    def train(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """Runs one optimizer step and returns its metrics."""
         self.run(self.backend.process_backend_batch(self.backend.transform_to_backend_batch(samples)))
         self.step += 1
         sampled_tokens = sum(sample.sampled_tokens for sample in samples)
@@ -91,7 +85,29 @@ class Live:
             sampled_tokens=sampled_tokens,
             trajectories=len(samples),
         )
-        self.run(self.backend.update_policy(step))
+        found: dict[str, float] = self.run(self.backend.update_policy(step)).metrics
+        return found
+
+
+def fixed_samples(count: int, tokens: int, *, vocabulary: int) -> list[TrainingSample]:
+    """Returns the same random samples on every call, of different lengths up to ``tokens``."""
+    generator = np.random.default_rng(0)
+    samples = []
+    for number in range(count):
+        length = int(generator.integers(tokens // 2, tokens + 1))
+        ids = generator.integers(300, vocabulary, length + 8).astype(np.int32)
+        samples.append(
+            TrainingSample(
+                group_id=0,
+                rollout_id=str(number),
+                token_ids=ids,
+                turn_spans=((8, length + 8),),
+                logprobs=np.full(length, -12.0, np.float32),
+                advantages=np.full(length, 1.0 - 2 * (number % 2), np.float32),
+                weight_versions=(0,),
+            )
+        )
+    return samples
 
 
 @contextmanager

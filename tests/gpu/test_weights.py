@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cases import CASES
 
 from rllm_core.backend import PolicyUpdate
 
@@ -23,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 GREATEST_GAP = 0.03
 STALE_OVER_SYNCED = 5
 STEPS_BETWEEN_SYNCS = 2
-SEPARATED = ("verl.placement=separated", "verl.checkpoint_engine=nccl")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -44,8 +44,7 @@ def check_that_weights_arrive(live: Live) -> None:
 def test_nccl_between_separated_trainers_and_servers(model: Path) -> None:
     from live import live
 
-    stale = ("training.staleness_threshold=1", "training.partial_rollout=true")
-    with live(model, *SEPARATED, *stale) as found:
+    with live(model, *CASES["separated"].overrides) as found:
         check_that_weights_arrive(found)
 
         async def sample_over_a_sync() -> tuple[int, int | None]:
@@ -85,7 +84,7 @@ def test_cuda_ipc_between_colocated_trainers_and_servers(model: Path) -> None:
     from verl.utils.device import is_support_ipc
 
     assert is_support_ipc()
-    with live(model, "verl.release_memory=false") as found, weights_in_shared_memory() as seen:
+    with live(model, *CASES["awake"].overrides) as found, weights_in_shared_memory() as seen:
         check_that_weights_arrive(found)
     assert seen == set()
 
@@ -97,12 +96,22 @@ def used_mib() -> int:
 
 
 @pytest.mark.gpu(1)
-def test_servers_that_sleep_give_their_memory_back_and_wake_with_new_weights(model: Path) -> None:
+def test_weights_above_the_bucket_are_sent_directly(model_of: Callable[[str], Path]) -> None:
+    from live import live
+
+    case = CASES["direct_send"]
+    with live(model_of(case.shape), *case.overrides) as found:
+        check_that_weights_arrive(found)
+
+
+@pytest.mark.gpu(1)
+@pytest.mark.parametrize("name", ["sleep_without_graphs", "sleep"])
+def test_servers_that_sleep_give_their_memory_back_and_wake_with_new_weights(name: str, model: Path) -> None:
     import torch
     from live import live
 
     share = 0.3
-    with live(model, "verl.release_memory=true", f"verl.server_memory_share={share}") as found:
+    with live(model, *CASES[name].overrides, f"verl.server_memory_share={share}") as found:
         reserved_mib = share * torch.cuda.get_device_properties(0).total_memory / 2**20
         for _ in range(2):
             samples = found.samples(16)

@@ -38,7 +38,7 @@ from rllm_core.types import Floats, TrainingSample
 from rllm_local import checkpoint
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
-from rllm_local.memory import estimate
+from rllm_local.memory import advice, estimate
 from rllm_local.model import (
     TorchSettings,
     device_of,
@@ -358,7 +358,12 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return self._trainer
 
     async def _in_worker(self, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+        except RuntimeError as error:
+            if (explained := advice(error, training=True)) is not None:
+                raise RunError(explained) from error
+            raise
 
 
 def _host_bytes() -> int:

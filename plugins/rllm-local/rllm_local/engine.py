@@ -27,6 +27,7 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_local.decoders import Decoder
+from rllm_local.memory import advice
 from rllm_local.sampler import Completion, Request, Scoring, generate, score
 from rllm_local.vision import Placement
 
@@ -190,7 +191,8 @@ class LocalEngine(RolloutEngine):
             if done.cancelled():
                 item.future.cancel()
             elif error is not None:
-                failure = EngineError(f"engine {self.name!r} failed: {type(error).__name__}: {error}")
+                why = advice(error, training=False) or f"{type(error).__name__}: {error}"
+                failure = EngineError(f"engine {self.name!r} failed: {why}")
                 failure.__cause__ = error
                 item.future.set_exception(failure)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rllm_core.config import RunConfig
 from rllm_core.memory import Device, MemoryEstimate, MemoryUse
 from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, TransformerShape, adam_state_bytes
+from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # of `rllm_local.decoders`, which imports torch
@@ -18,7 +19,7 @@ SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
 CACHE_COPIES = 3
 CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
 
-TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', train adapters ([local.lora])"
+TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', or train adapters ([local.lora])"
 SAMPLING_ADVICE = "lower local.max_batch_rows or rollout.max_response_tokens"
 
 
@@ -43,10 +44,10 @@ def estimate(
         phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
     else:
         phases = {"training": always + training, "weight sync": always + copies, "generation": always + sampling}
-    both = f"{TRAINING_ADVICE}, or {SAMPLING_ADVICE}"
+    both = f"{TRAINING_ADVICE}; or {SAMPLING_ADVICE}"
     advice = {
         phase: {"training": TRAINING_ADVICE, "generation": SAMPLING_ADVICE}.get(phase, both)
-        + ", or use a smaller model or a larger device"
+        + "; or use a smaller model or a larger device"
         for phase in phases
     }
     uses = tuple(
@@ -113,3 +114,16 @@ def _sampling(config: RunConfig, local: LocalConfig, shape: TransformerShape, mo
         ("cache", shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused else FLOAT32)),
         ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
     ]
+
+
+def advice(error: BaseException, *, training: bool) -> str | None:
+    """Returns what to change after torch could not allocate memory; None if that is not the error.
+
+    Args:
+        error: Error of torch. On the CPU, it is a RuntimeError of torch's allocator.
+        training: Whether training failed, rather than sampling.
+    """
+    text = str(error)
+    if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in text:
+        return None
+    return f"out of memory; {TRAINING_ADVICE if training else SAMPLING_ADVICE} (torch: {one_line(error)})"

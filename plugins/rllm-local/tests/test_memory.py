@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from allocations import Allocations, logits_or_other
+from click.testing import CliRunner
+from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
-from rllm_local.memory import estimate
+from rllm_local.decoders import FusedDecoder
+from rllm_local.memory import advice, estimate
+from rllm_local.sampler import Request, generate
 from rllm_local.training import Trainer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.backend import OptimizerStep
 from rllm_core.builtin.losses import PPOClip
+from rllm_core.cli import Session, cli
 from rllm_core.config import OptimizerConfig, RunConfig
+from rllm_core.errors import ConfigError, RunError
 from rllm_core.memory.transformer import TransformerShape
-from rllm_core.types import TrainingSample
+from rllm_core.plugins import PluginManager
+from rllm_core.types import SamplingParams, TrainingSample
 
 WITHIN = 0.15  # of what is measured
-TOKENS = 512
+TOKENS = 320  # not a width of a model, by which logits are recognized
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {
         "hidden_size": 128,
@@ -82,7 +90,7 @@ def test_parameters_are_those_of_the_model(model_type: str) -> None:
         assert shape.largest_parameters == max(weight.numel() for weight in weights)
 
 
-def run_file(dtype: str, **algorithm: float) -> RunConfig:
+def run_file(**algorithm: float) -> RunConfig:
     return RunConfig.model_validate(
         {
             "workflow": "any",
@@ -96,7 +104,7 @@ def run_file(dtype: str, **algorithm: float) -> RunConfig:
 
 def predicted(model_type: str, dtype: str, entropy: float = 0.0, **local: Any) -> dict[tuple[str, str], int]:
     section = LocalConfig(dtype=dtype, max_batch_tokens=TOKENS, **local)  # type: ignore[arg-type]
-    config = run_file(dtype, entropy_coefficient=entropy)
+    config = run_file(entropy_coefficient=entropy)
     found = estimate(config, section, shape_of(model_type), model_type, on_gpu=False, capacity=10**12)
     return {(use.phase, use.what): use.size_bytes for use in found.devices[0].uses}
 
@@ -119,6 +127,7 @@ def allocated(tensors: Any) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
@@ -152,6 +161,7 @@ def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: 
     found = predicted(model_type, dtype, entropy)
     for what, size in measured.items():
         assert found["training", what] == pytest.approx(size, rel=WITHIN), what
+    # What is not asserted within 15 % is printed too, for the page about memory.
     activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
     print(
         json.dumps(
@@ -160,3 +170,93 @@ def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: 
         )
     )
     assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_the_copy_for_sampling_is_as_large_as_predicted(model_type: str, dtype: str) -> None:
+    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    decoder = FusedDecoder(model, getattr(torch, dtype))
+    weights = decoder.copied(model)
+    parts = [weights.embedding, weights.head, *(part for layer in weights.layers for part in layer if part is not None)]
+    found = predicted(model_type, dtype)
+    assert found["training", "copy for sampling"] == pytest.approx(allocated(parts), rel=WITHIN)
+    assert found["weight sync", "weights to publish"] == found["training", "copy for sampling"]
+
+
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(model_type: str) -> None:
+    rows, prompt, tokens = 32, 1, 64
+    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    shape = shape_of(model_type)
+    decoder = FusedDecoder(model, torch.float32)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    params = SamplingParams(max_response_tokens=tokens)
+    requests = [Request(np.full(prompt, row, np.int32), params, [row]) for row in range(rows)]
+    with live:
+        generate(decoder, requests, torch.device("cpu"))
+    section = LocalConfig(max_batch_rows=rows)
+    config = run_file()
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_response_tokens": tokens})})
+    device = estimate(config, section, shape, model_type, on_gpu=False, capacity=10**12).devices[0]
+    found = {use.what: use.size_bytes for use in device.uses if use.phase == "generation"}
+    assert found["logits"] == pytest.approx(live.peak_bytes["logits"], rel=0.3)
+    assert decoder._cache.untyped_storage().nbytes() <= found["cache"] <= 3 * decoder._cache.untyped_storage().nbytes()
+
+
+def run_with(folder: Path, *overrides: str) -> Any:
+    arguments = ["train", "sort", "--backend", "local", "--dry-run", "--json"]
+    for override in (f"model.path={folder}", "local.device=cpu", *overrides):
+        arguments += ["-o", override]
+    return arguments
+
+
+def described(folder: Path) -> Path:
+    """A folder with the configuration of Qwen2.5-0.5B, which is all that a dry run reads."""
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_a_dry_run_prints_what_fits_and_refuses_what_does_not(tmp_path: Path) -> None:
+    arguments = run_with(described(tmp_path), "local.max_batch_tokens=1024", "local.max_batch_rows=64")
+    done = CliRunner().invoke(cli, [*arguments, "--device-memory", "40GB"], obj=Session(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [device] = json.loads(done.stdout)["memory"]["devices"]
+    assert device["capacity_bytes"] == 40 * 10**9
+    assert device["phases"]["training"]["weights"] == 4 * 494_032_768  # of Qwen2.5-0.5B
+    assert set(device["phases"]) == {"training", "weight sync", "generation"}
+    with pytest.raises(
+        ConfigError, match=r"memory of a CPU during training: .*it has 10 GB: lower local.max_batch_tokens"
+    ):
+        CliRunner().invoke(cli, [*arguments, "--device-memory", "10GB"], obj=Session(), catch_exceptions=False)
+    with pytest.raises(ConfigError, match="not a size of memory; write for example 80GB"):
+        CliRunner().invoke(cli, [*arguments, "--device-memory", "80 apples"], obj=Session(), catch_exceptions=False)
+
+
+async def test_a_run_that_is_out_of_memory_says_what_to_change(run_config: Any) -> None:
+    backend = LocalBackend(run_config(), PluginManager.from_environment())
+    with pytest.raises(RunError, match=r"out of memory; lower local.max_batch_tokens.*DefaultCPUAllocator") as caught:
+        await backend._in_worker(torch.empty, 2**50)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match="shape") as caught:
+        await backend._in_worker(lambda: torch.ones(2) @ torch.ones(3, 1))
+    assert not isinstance(caught.value, RunError)
+    await backend.shutdown()
+
+
+def test_sampling_that_is_out_of_memory_says_what_to_change() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert "lower local.max_batch_rows" in (advice(caught.value, training=False) or "")
+    assert advice(ValueError("no"), training=False) is None

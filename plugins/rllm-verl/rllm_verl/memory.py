@@ -16,10 +16,10 @@ from rllm_core.memory.transformer import BYTES, FLOAT32, TransformerShape, adam_
 from rllm_verl.config import VerlConfig
 
 MIB = 2**20
-# Bytes per logit that exist at once in the loss, without entropy and with it (`rllm_verl.entropy`). Measured with
-# verl's functions on the CPU, except for those of flash-attn's cross-entropy, whose backward pass writes into the
-# logits, so that there are only the logits themselves (torch_functional.py:110), and for bfloat16 without it: the
-# log-probabilities of all rows are kept (torch_functional.py:200), which autocast makes float32 on a GPU.
+# Bytes per logit that exist at once in the loss, without entropy and with it (`rllm_verl.entropy`), measured with
+# verl's functions on the CPU. Two are by reading: flash-attn's cross-entropy writes its gradient into the logits, so
+# there are only these (torch_functional.py:110). In bfloat16 without it, the log-probabilities of all rows are kept
+# (torch_functional.py:200), which autocast makes float32 on a GPU.
 LOGIT_BYTES: dict[tuple[str, bool], tuple[int, int]] = {
     ("float32", False): (16, 16),
     ("bfloat16", False): (8, 10),
