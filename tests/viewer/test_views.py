@@ -76,6 +76,17 @@ def test_the_dialog_of_the_help_is_accessible(server: ViewServer, new_page: Call
         assert page.locator("dialog").count() == 0
 
 
+def test_what_is_worth_a_look_is_accessible(server: ViewServer, new_page: Callable[..., Page]) -> None:
+    page = new_page(bypasses=True)
+    page.set_viewport_size({"width": 400, "height": 800})
+    show(page, server, "#/run/0")
+    page.get_by_text("Worth a look").click()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        check(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_the_theme_can_be_changed(server: ViewServer, page: Page) -> None:
     show(page, server)
     back = "getComputedStyle(document.body).backgroundColor"

@@ -181,7 +181,7 @@ function worthALook(run) {
   if (!found.length) return null;
   return folded(`Worth a look: ${found.map(({ what }) => what.toLowerCase()).join("; ")}`, () => h("dl", { class: "pairs suspects" }, found.map(({ what, why, filter, places }) => [h("dt", {}, what),
     h("dd", {}, h("p", { class: "dim" }, why), h("ul", {}, places.slice(0, SHOWN).map((place) => h("li", {}, h("a", { href: link({ run: run.number, view: place.at === null ? "group" : "episode", group: place.row.id, rollout: place.at ?? undefined }, filter || {}) }, placeName(place)), place.note ? `: ${place.note}` : "")),
-      places.length > SHOWN && h("li", {}, filter ? h("a", { href: link({ run: run.number, view: "run" }, filter) }, `all ${places.length}`) : `and ${places.length - SHOWN} more`)))])), true);
+      places.length > SHOWN && h("li", {}, filter ? h("a", { href: link({ run: run.number, view: "run" }, filter) }, `all ${places.length}`) : `and ${places.length - SHOWN} more`)))])));
 }
 
 export function flat(tables, prefix = "") {
