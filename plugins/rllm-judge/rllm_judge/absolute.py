@@ -1,13 +1,15 @@
 """Reward function ``judge``: a model grades one answer from 0 to 1 by a rubric.
 
 It runs in a child process, which gets only the variables named here: RLLM_JUDGE_MODEL, RLLM_JUDGE_BASE_URL (or
-OPENAI_BASE_URL), OPENAI_API_KEY and RLLM_JUDGE_RUBRIC. A rubric in the data of the task goes before the variable.
+OPENAI_BASE_URL), OPENAI_API_KEY and RLLM_JUDGE_RUBRIC. A rubric in the data of the task, or in the columns of its row
+that workflow ``dataset`` hands on, goes before the variable.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -33,8 +35,8 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     model = os.environ.get("RLLM_JUDGE_MODEL")
     if not model:
         raise ValueError("reward function 'judge' needs the variable RLLM_JUDGE_MODEL: the model at the endpoint")
-    data = {name: value for name, value in task.data.items() if name != "rubric"}
-    rubric = task.data.get("rubric") or os.environ.get("RLLM_JUDGE_RUBRIC") or RUBRIC
+    own, data = _without_rubric(task.data)
+    rubric = own or os.environ.get("RLLM_JUDGE_RUBRIC") or RUBRIC
     shown = text if len(text) <= MAX_ANSWER_CHARACTERS else text[:MAX_ANSWER_CHARACTERS] + " [cut here]"
     messages: Any = score_question(str(rubric), json.dumps(data, default=str), json.dumps(shown))
     problem = ""
@@ -51,6 +53,18 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
             continue
         return graded.score, {"reason": graded.reason}
     raise ValueError(f"the judge gave no readable score in {REPLIES} replies; in the last one, {problem}")
+
+
+def _without_rubric(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the rubric of a task, which may be a column of its row, and the rest of its data."""
+    rest = {name: value for name, value in data.items() if name != "rubric"}
+    row = rest.get("row")
+    if not isinstance(row, Mapping) or "rubric" not in row:
+        return data.get("rubric"), rest
+    left = {name: value for name, value in row.items() if name != "rubric"}
+    return data.get("rubric") or row["rubric"], {name: value for name, value in rest.items() if name != "row"} | (
+        {"row": left} if left else {}
+    )
 
 
 @cache
