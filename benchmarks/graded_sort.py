@@ -14,13 +14,15 @@ from rllm_core.engine import Completer
 from rllm_core.types import Episode, Messages, Task
 from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
 
+MOST_WORDS = 5000
+
 
 class GradedSortConfig(WorkflowConfig):
     """``[graded_sort]``: the words."""
 
-    letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefgh"
+    letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefghijklmnop"
     lengths: Annotated[tuple[int, ...], Field(min_length=1, description="Lengths of the words.")] = (2, 3, 4, 5, 6)
-    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 150
+    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 200
     validation: Annotated[int, Field(ge=1, description="Maximum number of held-out words of each length.")] = 60
 
 
@@ -36,8 +38,7 @@ class GradedSort(Workflow):
         self._tasks: dict[Split, list[Task]] = {"train": [], "validation": []}
         most: dict[Split, int] = {"train": self.config.train, "validation": self.config.validation}
         for length in self.config.lengths:
-            words = ["".join(letters) for letters in itertools.product(self.config.letters, repeat=length)]
-            random.Random(length).shuffle(words)
+            words = _words(self.config.letters, length)
             of_split: dict[Split, list[str]] = {"train": [], "validation": []}
             for word in words:
                 of_split["validation" if is_held_out(word) else "train"].append(word)
@@ -68,6 +69,16 @@ class GradedSort(Workflow):
         return self.episode(task, [step], reward=float(is_correct), is_correct=is_correct, metrics=solved_of_length)
 
 
+def _words(letters: str, length: int) -> list[str]:
+    """Returns different words in random order, the same each time: all of a length, or `MOST_WORDS`."""
+    rng = random.Random(length)
+    if len(letters) ** length > MOST_WORDS:
+        return list(dict.fromkeys("".join(rng.choices(letters, k=length)) for _ in range(MOST_WORDS)))
+    words = ["".join(word) for word in itertools.product(letters, repeat=length)]
+    rng.shuffle(words)
+    return words
+
+
 def run_file() -> dict[str, Any]:
     """Settings of the benchmark: those of ``sort``, with a constant learning rate, since arms end at different steps.
 
@@ -75,10 +86,10 @@ def run_file() -> dict[str, Any]:
     """
     return {
         "training": {
-            "groups_per_step": 8,
-            "rollouts_per_group": 16,
+            "groups_per_step": 16,
+            "rollouts_per_group": 8,
             "validate_every_steps": 10,
-            "validation_rollouts": 246,
+            "validation_rollouts": 271,
             "groups_kept_per_step": 0,
         },
         "rollout": {"max_response_tokens": 8, "validation_temperature": 0.0},

@@ -2,7 +2,8 @@
 
 Every task is in one of four classes: ``new`` (no result yet), ``mixed`` (its last group was partly solved), ``solved``
 and ``unsolved`` (all or none of its rollouts solved it: it is put away). Each draw first chooses a class and then takes
-the task of it that has waited longest.
+the task of it that has waited longest. No task comes again before ``spacing`` other draws, as long as there is another:
+a policy that sees few tasks over and over learns them by heart.
 
 The class is chosen by discounted Thompson sampling (arXiv 1707.09727) of its *yield*: the share of its groups that came
 back mixed. For each class, a yield is drawn from a Beta distribution of its recent groups, and the highest wins. Old
@@ -37,6 +38,9 @@ class DifficultyOptions(Section):
         description="What decides whether a group is mixed: which of its rollouts are correct (their rewards, if the "
         "workflow does not say), or whether their rewards differ.",
     )
+    spacing: int = Field(
+        default=500, ge=0, description="Least number of draws between two of one task; at most half of the tasks."
+    )
     memory: int = Field(
         default=100, ge=1, description="Number of latest results that the yields of the classes rest on."
     )
@@ -55,7 +59,9 @@ class Difficulty(TaskSampler):
         self._order = TaskStream(tasks, derive_seed(seed, "difficulty", "order"))
         self._drawn = 0
         self._met = 0  # tasks that are no longer new
-        self._queues: dict[str, deque[int]] = {name: deque() for name in (MIXED, SOLVED, UNSOLVED)}
+        self._spacing = min(self.options.spacing, len(tasks) // 2)
+        # Positions with the number of their last draw, by class
+        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in (MIXED, SOLVED, UNSOLVED)}
         self._waiting: dict[int, tuple[int, str]] = {}  # position and class of a draw without a result, by ordinal
         self._groups = {name: [0.0, 0.0] for name in CLASSES}  # mixed and other groups by class of the draw, fading
         self._rewards: list[float] = []  # lowest and highest so far
@@ -69,7 +75,7 @@ class Difficulty(TaskSampler):
 
     def _next(self) -> int:
         rng = np.random.default_rng(derive_seed(self._seed, "difficulty", self._drawn))
-        able = [name for name in CLASSES if self._size(name)]
+        able = [name for name in CLASSES if self._is_ready(name)] or [name for name in CLASSES if self._size(name)]
         drawn = {name: rng.beta(1 + self._groups[name][0], 1 + self._groups[name][1]) for name in able}
         if able:
             chosen = max(able, key=lambda name: drawn[name])
@@ -83,9 +89,15 @@ class Difficulty(TaskSampler):
     def _size(self, name: str) -> int:
         return self._tasks - self._met if name == NEW else len(self._queues[name])
 
+    def _is_ready(self, name: str) -> bool:
+        """Whether the first task of a class has waited long enough."""
+        if name == NEW:
+            return self._size(NEW) > 0
+        return bool(self._queues[name]) and self._drawn - self._queues[name][0][1] > self._spacing
+
     def _take(self, name: str) -> int:
         if name != NEW:
-            return self._queues[name].popleft()
+            return self._queues[name].popleft()[0]
         self._met += 1
         return self._order.index(self._met - 1)
 
@@ -105,7 +117,7 @@ class Difficulty(TaskSampler):
                 counts[1] *= fade
             self._groups[drawn_as][found != MIXED] += 1
         if all(position != other for other, _ in self._waiting.values()):
-            self._queues[found or MIXED].append(position)
+            self._queues[found or MIXED].append((position, result.ordinal))
 
     def _class_of(self, result: GroupResult) -> str | None:
         """Returns the class of a task by its last group; None if the group has no result."""
@@ -138,7 +150,7 @@ class Difficulty(TaskSampler):
             "tasks": self._tasks,
             "drawn": self._drawn,
             "met": self._met,
-            "queues": {name: list(queue) for name, queue in self._queues.items()},
+            "queues": {name: list(map(list, queue)) for name, queue in self._queues.items()},
             "waiting": {str(ordinal): list(draw) for ordinal, draw in self._waiting.items()},
             "groups": {name: list(counts) for name, counts in self._groups.items()},
             "rewards": list(self._rewards),
@@ -152,7 +164,9 @@ class Difficulty(TaskSampler):
                 f"{self._tasks}; resume with the same tasks, or start a new run from its weights with --init-from"
             )
         self._drawn, self._met = state["drawn"], state["met"]
-        self._queues = {name: deque(queue) for name, queue in state["queues"].items()}
+        self._queues = {
+            name: deque((position, ordinal) for position, ordinal in queue) for name, queue in state["queues"].items()
+        }
         self._waiting = {int(ordinal): (position, name) for ordinal, (position, name) in state["waiting"].items()}
         self._groups = {name: list(counts) for name, counts in state["groups"].items()}
         self._rewards = list(state["rewards"])
