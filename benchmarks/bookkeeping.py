@@ -226,6 +226,7 @@ class Groups:
             config=self.assembly.config,
             host=self.assembly.host,
             tasks=self.assembly.tasks,
+            sampler=self.assembly.sampler,
             backend=self.assembly.backend,
             engine=self.engine,
             algorithm=self.assembly.algorithm,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         RewardFunctionProvider,
         RolloutHostProvider,
         SandboxProvider,
+        TaskSamplerProvider,
         TrackerProvider,
         WorkflowProvider,
     )
@@ -137,6 +138,16 @@ def group_scorers() -> Iterable[GroupScorerProvider]:
     """Group scorers this plugin provides, selected by ``algorithm.group_scorer``.
 
     A group scorer sees all rollouts of a task at once and gives each its reward, such as a judge that compares them.
+    """
+    return ()
+
+
+@hookspec
+def task_samplers() -> Iterable[TaskSamplerProvider]:
+    """Task samplers this plugin provides, selected by ``training.sampler``.
+
+    A task sampler chooses the tasks of a run and gets the result of each. The built-in sampler is ``uniform``, which
+    takes every task once per epoch.
     """
     return ()
 

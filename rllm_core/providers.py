@@ -235,6 +235,15 @@ class GroupScorerProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSamplerProvider(Provider):
+    """A task sampler (`rllm_core.algorithms.task_sampler.TaskSampler`)."""
+
+    kind: ClassVar[str] = "task sampler"
+    hook: ClassVar[str] = "task_samplers"
+    contract: ClassVar[str] = "rllm_core.algorithms.task_sampler:TaskSampler"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardFunctionProvider(Provider):
     """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process.
 
@@ -283,6 +292,7 @@ KINDS: tuple[type[Provider], ...] = (
     PolicyLossProvider,
     CorrectionProvider,
     GroupScorerProvider,
+    TaskSamplerProvider,
     RewardFunctionProvider,
     SandboxProvider,
     CommandProvider,

@@ -26,6 +26,7 @@ PIECE_KINDS: tuple[type[providers.Provider], ...] = (
     providers.PolicyLossProvider,
     providers.CorrectionProvider,
     providers.GroupScorerProvider,
+    providers.TaskSamplerProvider,
 )
 
 

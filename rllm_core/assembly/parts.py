@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_core.algorithms.group_scorer import GroupScorer
+from rllm_core.algorithms.task_sampler import TaskSampler
 from rllm_core.assembly.algorithm import Algorithm, passes
 from rllm_core.assembly.components import kl_notes
 from rllm_core.assembly.elsewhere import ElsewhereProvider
 from rllm_core.assembly.engines import build_parser
 from rllm_core.assembly.imitation import check_imitation
 from rllm_core.assembly.resolution import Resolved, providers_of
+from rllm_core.assembly.sampler import sampler_of
 from rllm_core.assembly.scorer import scorer_of
 from rllm_core.assembly.support import check_support
 from rllm_core.assembly.tasks import Tasks
@@ -54,6 +56,7 @@ class Parts:
     backend: BackendProtocol[Any]
     algorithm: Algorithm
     scorer: GroupScorer | None
+    sampler: TaskSampler
     trackers: dict[str, Tracker]
     not_checked: list[str]
     notes: list[str]
@@ -142,6 +145,7 @@ def parts_of(resolved: Resolved) -> Parts:
             f"workflow {config.workflow!r} has no training tasks: tasks('train') returned an empty sequence; check its "
             "settings and its data file"
         )
+    sampler = sampler_of(resolved, tasks.of("train"))
     with provided.at_work("its construction", chosen_backend):
         backend = chosen_backend(config, plugins)
     backend.warm_start = warm_start_of(workflow, config.workflow)
@@ -153,7 +157,7 @@ def parts_of(resolved: Resolved) -> Parts:
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")
     notes += _notes_on_passes(config, capabilities, algorithm)
     trackers = _trackers_of(resolved)
-    return Parts(resolved, workflow, host, tasks, backend, algorithm, scorer, trackers, not_checked, notes)
+    return Parts(resolved, workflow, host, tasks, backend, algorithm, scorer, sampler, trackers, not_checked, notes)
 
 
 def workflow_of(resolved: Resolved) -> Workflow:

@@ -32,6 +32,7 @@ from rllm_core.providers import (
     ParserProvider,
     RolloutHostProvider,
     SandboxProvider,
+    TaskSamplerProvider,
     TrackerProvider,
     WorkflowProvider,
 )
@@ -49,7 +50,12 @@ from rllm_core.run_file import (
     validated,
 )
 
-OPTIONS_OF = (("name", "estimator_options"), ("loss", "loss_options"), ("group_scorer", "group_scorer_options"))
+OPTIONS_OF = (
+    ("name", "estimator_options"),
+    ("loss", "loss_options"),
+    ("group_scorer", "group_scorer_options"),
+    ("sampler", "sampler_options"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Resolved:
         backend: Backend.
         sandbox: Sandbox for model-written code.
         host: Rollout host.
+        sampler: Task sampler.
         parsers: Parser of the policy, and of the teacher.
         engines: Engine of the teacher, and the one used instead of the backend's.
         trackers: Trackers.
@@ -82,6 +89,7 @@ class Resolved:
     backend: Provided[BackendProvider]
     sandbox: Provided[SandboxProvider]
     host: Provided[RolloutHostProvider]
+    sampler: Provided[TaskSamplerProvider]
     parsers: Mapping[str, Provided[ParserProvider]]
     engines: Mapping[str, Provided[EngineProvider]]
     trackers: Mapping[str, Provided[TrackerProvider]]
@@ -248,6 +256,7 @@ def providers_of(
         trackers={name: plugins.select(TrackerProvider, name) for name in config.training.trackers},
         sandbox=plugins.select(SandboxProvider, config.rollout.sandbox),
         host=plugins.select(RolloutHostProvider, config.rollout.host),
+        sampler=select_component(plugins, TaskSamplerProvider, "training.sampler", config.training.sampler),
         estimators={
             name: select_component(plugins, AdvantageEstimatorProvider, key, name)
             for key, name in config.algorithm.estimator_names().items()
@@ -325,15 +334,16 @@ def _unknown_section(key: str, value: Any, resolved: Resolved, owners: Mapping[s
 
 
 def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges ``over`` into ``base``, without the options of algorithm components that ``over`` replaces."""
-    before, after = base.get("algorithm"), over.get("algorithm")
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        base = {**base, "algorithm": _still_chosen(before, after)}
+    """Merges ``over`` into ``base``, without the options of components that ``over`` replaces."""
+    for section in ("algorithm", "training"):
+        before, after = base.get(section), over.get(section)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            base = {**base, section: _still_chosen(before, after)}
     return merged(base, over)
 
 
 def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``[algorithm]``, or one of its roles, without the options of components that ``after`` replaces."""
+    """Returns a section, or a role of it, without the options of components that ``after`` replaces."""
     left = dict(before)
     for choice, options in OPTIONS_OF:
         if choice in after and after[choice] != before.get(choice):

@@ -1,4 +1,4 @@
-"""Tasks of a run: loaded once, checked before anything is allocated, and visited in a reproducible order."""
+"""Tasks of a run: loaded once, and checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-
+from rllm_core.algorithms.task_stream import TaskStream as TaskStream
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins.blame import blamed
-from rllm_core.seeds import derive_seed
 from rllm_core.types import Task
 from rllm_core.workflow import ENDLESS, Split, Workflow
 
 MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and all its tasks stay in memory
 MAX_LAZY_TASKS_CHECKED = 5_000
 MAX_CHECK_SECONDS = 2.0  # per split: a task that is made on demand may take a second
-MAX_SHUFFLED = 1 << 24
-BLOCK = 4096
 
 
 class Tasks:
@@ -154,40 +149,6 @@ def checkable(tasks: Sequence[Task], most: int) -> Iterator[int]:
         yield number
         if time.monotonic() > until:
             return
-
-
-class TaskStream:
-    """Maps every ordinal of a run to its task; every epoch is a new permutation of all tasks.
-
-    More than `MAX_SHUFFLED` tasks, or endless ones, are visited in blocks: a permutation of the first `BLOCK` tasks,
-    then one of the next. The stream has no position, so a resumed run gets the same tasks for the ordinals it still
-    needs.
-    """
-
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
-        self.tasks = tasks
-        self.seed = seed
-        self._block = BLOCK if len(tasks) > MAX_SHUFFLED else len(tasks)
-        self._shuffled = (-1, -1)
-        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-    def epoch(self, ordinal: int) -> int:
-        """Returns the epoch of ``ordinal``, from 0."""
-        return ordinal // len(self.tasks)
-
-    def position(self, ordinal: int) -> int:
-        """Returns the position of ``ordinal`` in its epoch, from 0."""
-        return ordinal % len(self.tasks)
-
-    def __getitem__(self, ordinal: int) -> Task:
-        epoch, total = self.epoch(ordinal), len(self.tasks)
-        block, position = divmod(self.position(ordinal), self._block)
-        start = block * self._block
-        if (epoch, block) != self._shuffled:
-            generator = np.random.default_rng(derive_seed(self.seed, "epoch", epoch, *([block] if block else [])))
-            self._order = generator.permutation(min(self._block, total - start))
-            self._shuffled = epoch, block
-        return self.tasks[start + int(self._order[position])]
 
 
 def spread(tasks: Sequence[Task], rollouts: int) -> list[tuple[Task, int]]:

@@ -13,6 +13,7 @@ from rllm_core.providers import (
     PolicyLossProvider,
     RolloutHostProvider,
     SandboxProvider,
+    TaskSamplerProvider,
 )
 
 ESTIMATORS = {
@@ -82,6 +83,16 @@ def corrections() -> list[CorrectionProvider]:
     return [
         CorrectionProvider(name=name, load=f"{__name__}.off_policy_corrections:{correction}", summary=summary)
         for name, (correction, summary) in CORRECTIONS.items()
+    ]
+
+
+@hookimpl
+def task_samplers() -> list[TaskSamplerProvider]:
+    """``uniform``."""
+    return [
+        TaskSamplerProvider(
+            name="uniform", load=f"{__name__}.uniform:Uniform", summary="Every task once per epoch, in random order."
+        )
     ]
 
 

@@ -41,7 +41,7 @@ COMMANDS = {
     "parsers": ("plugins:parsers", "List parsers."),
     "parser": ("plugins:parser", "Check a parser with a model's tokenizer."),
     "workflows": ("plugins:workflows", "List workflows."),
-    "algorithms": ("algorithms:algorithms", "List advantage estimators, losses, corrections and group scorers."),
+    "algorithms": ("algorithms:algorithms", "List estimators, losses, corrections, group scorers and task samplers."),
     "doctor": ("doctor:doctor", "Check versions and known conflicts."),
     "completion": ("completion:completion", "Print a shell completion script."),
 }

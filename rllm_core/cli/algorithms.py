@@ -1,4 +1,4 @@
-"""``rllm-core algorithms``: estimators, losses, corrections and group scorers for the run file."""
+"""``rllm-core algorithms``: estimators, losses, corrections, group scorers and task samplers for the run file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rllm_core.plugins import PluginManager
 from rllm_core.providers import PolicyLossProvider
 
 
-@click.command(short_help="List advantage estimators, losses, corrections and group scorers.")
+@click.command(short_help="List estimators, losses, corrections, group scorers and task samplers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @no_plugins_option
 @click.pass_context
 def algorithms(context: click.Context, as_json: bool) -> None:
-    """List advantage estimators, losses, off-policy corrections and group scorers, with their options.
+    """List advantage estimators, losses, off-policy corrections, group scorers and task samplers, with their options.
 
     Imports them to read their options; losses import torch.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed from which all other seeds of the run are derived."""
+    sampler: str = "uniform"
+    """Name of the task sampler, which chooses the tasks. `uniform` takes every task once per epoch."""
+    sampler_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the task sampler."""
     groups_per_step: Annotated[int, Field(ge=1)] = 16
     """Groups per optimizer step; a group is the rollouts of one task."""
     rollouts_per_group: Annotated[int, Field(ge=1)] = 8

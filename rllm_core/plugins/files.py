@@ -21,6 +21,7 @@ from rllm_core.providers import (
     PolicyLossProvider,
     Provider,
     RewardFunctionProvider,
+    TaskSamplerProvider,
     WorkflowProvider,
     resolve,
 )
@@ -34,6 +35,7 @@ KINDS: tuple[type[Provider], ...] = (
     PolicyLossProvider,
     CorrectionProvider,
     GroupScorerProvider,
+    TaskSamplerProvider,
 )
 """Kinds of providers for which a file is enough; the others need a package."""
 

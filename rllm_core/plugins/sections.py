@@ -15,6 +15,7 @@ from rllm_core.providers import (
     PolicyLossProvider,
     Provider,
     RolloutHostProvider,
+    TaskSamplerProvider,
     TrackerProvider,
     WorkflowProvider,
 )
@@ -32,6 +33,7 @@ WITH_OPTIONS: tuple[type[Provider], ...] = (
     PolicyLossProvider,
     CorrectionProvider,
     GroupScorerProvider,
+    TaskSamplerProvider,
 )
 
 

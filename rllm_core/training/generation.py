@@ -20,6 +20,7 @@ from rllm_core.types import Episode, Task
 # Thousands of rollouts started in one tick would block the event loop for a second, and again when an engine answers
 # them together. The limit is still high, for engines that batch the requests of a tick.
 MAX_ROLLOUTS_PER_TICK = 128
+MAX_SKIPS = 100_000
 
 
 class Generation:
@@ -45,7 +46,7 @@ class Generation:
 
     async def run(self) -> None:
         """Starts groups until the run needs no more."""
-        rollouts_in_tick, position = 0, self.parts.position
+        rollouts_in_tick, skipped, position = 0, 0, self.parts.position
         while await self.coordinator.admit():
             if not self.parts.budget.fits(self.config.training.rollouts_per_group):
                 if await self.parts.budget.waited():
@@ -63,18 +64,21 @@ class Generation:
                 del due[0]
             else:
                 self._next_ordinal += 1
-            task = self.stream[ordinal]
+            task = self.stream.draw(ordinal, self.coordinator.space)
             if task.task_id in self.quarantine:
                 self._skip(ordinal, task.task_id)
+                skipped += 1
+                self._check_skips(skipped)
                 await asyncio.sleep(0)  # admit() does not yield to other tasks if it need not wait
             else:
+                skipped = 0
                 self._check_attempts()
                 self._start(ordinal, task)
                 rollouts_in_tick += self.config.training.rollouts_per_group
                 if rollouts_in_tick >= MAX_ROLLOUTS_PER_TICK and not self.runner.merger.lockstep:
                     rollouts_in_tick = 0
                     await asyncio.sleep(0)
-            if self.stream.position(ordinal) == len(self.stream.tasks) - 1:
+            if self.stream.ends_epoch(ordinal):
                 await self.parts.notify("on_epoch_end", epoch=epoch)
 
     async def stop(self, reason: str) -> None:
@@ -103,6 +107,7 @@ class Generation:
             "due_ordinals": self.ledger.due_after_restart(buffered),
             "buffered_ordinals": buffered,
             "epoch": self.parts.position.epoch,
+            "draws": self.stream.state_dict(),
             "quarantine": self.quarantine.state_dict(),
             "difficulty": self.difficulty.state_dict(),
         }
@@ -110,6 +115,7 @@ class Generation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state from the manifest, except that of the ledger and the position."""
         self._next_ordinal = state["next_ordinal"]
+        self.stream.load_state_dict(state["draws"])
         self.quarantine.load_state_dict(state["quarantine"])
         self.difficulty.load_state_dict(state.get("difficulty", {}))  # missing in manifests of earlier versions
 
@@ -120,6 +126,15 @@ class Generation:
                 f"every task is in quarantine, so nothing is left to train on; {task_id!r} last failed with: {error}"
             )
         self.ledger.skip(ordinal, task_id)
+        version, step = self.coordinator.weight_version, self.parts.position.step
+        self.stream.skipped(ordinal, weight_version=version, step=step)
+
+    def _check_skips(self, in_a_row: int) -> None:
+        if in_a_row > min(2 * len(self.stream.tasks), MAX_SKIPS):
+            raise RunError(
+                f"training.sampler = {self.config.training.sampler!r} chose only tasks in quarantine, {in_a_row} in a "
+                f"row, although {len(self.quarantine.tasks)} of {len(self.stream.tasks)} tasks are; choose another"
+            )
 
     def _check_attempts(self) -> None:
         self.groups_since_step += 1
@@ -162,7 +177,9 @@ class Generation:
             return
         self.ledger.filter(group, reason)
         self.parts.recording.filtered(group, reason, step=self.parts.position.step)
-        if reason is FilterReason.INCOMPLETE_GROUP:
+        is_lost = reason is FilterReason.INCOMPLETE_GROUP
+        self.stream.ended(group, "failed" if is_lost else "filtered", reason.value)
+        if is_lost:
             self._group_lost(group)
         else:
             self.difficulty.filtered(group.episodes)

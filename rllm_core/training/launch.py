@@ -178,6 +178,7 @@ class _Launch:
                 config=config,
                 host=assembly.host,
                 tasks=assembly.tasks,
+                sampler=assembly.sampler,
                 backend=with_timeouts(assembly.backend, config),
                 engine=engine,
                 algorithm=assembly.algorithm,

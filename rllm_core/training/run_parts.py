@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from rllm_core.algorithms.group_scorer import GroupScorer
+from rllm_core.algorithms.task_sampler import TaskSampler
 from rllm_core.assembly.algorithm import Algorithm, passes
-from rllm_core.assembly.tasks import Tasks, TaskStream
+from rllm_core.assembly.tasks import Tasks
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
 from rllm_core.distillation.teacher import Teacher
@@ -24,6 +25,7 @@ from rllm_core.run_folder.results import ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.costs import Budget, Costs
+from rllm_core.training.draws import TaskDraws
 from rllm_core.training.group import GroupRules
 from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
@@ -67,6 +69,7 @@ class RunParts:
         config: Resolved run file.
         host: Host that runs the rollouts.
         tasks: Tasks for training and validation.
+        sampler: Task sampler, which has begun with the training tasks.
         backend: Backend whose calls have timeouts (`rllm_core.limits.backend_timeouts.with_timeouts`).
         engine: Engine that its ``init_rollout_engine`` returned.
         algorithm: Advantage estimators and corrections.
@@ -79,6 +82,7 @@ class RunParts:
     config: RunConfig
     host: RolloutHost
     tasks: Tasks
+    sampler: TaskSampler
     backend: BackendProtocol[Any]
     engine: RolloutEngine
     algorithm: Algorithm
@@ -150,9 +154,9 @@ class RunParts:
         return Ledger(self.coordinator, self.buffer, self.reporter, rollouts_per_group=rollouts, per_take=per_take)
 
     @cached_property
-    def stream(self) -> TaskStream:
+    def stream(self) -> TaskDraws:
         """Training tasks in the order in which they are started."""
-        return TaskStream(self.tasks.of("train"), self.config.training.seed)
+        return TaskDraws(self.sampler, self.tasks.of("train"))
 
     @cached_property
     def recording(self) -> Recording:

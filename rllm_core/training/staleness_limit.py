@@ -56,6 +56,12 @@ class SyncCoordinator:
             return "memory"
         return "window" if self.outstanding + self.consumed_in_window >= self.window_quota else None
 
+    @property
+    def space(self) -> int:
+        """Number of groups that the window and the run still admit, without a pause or throttling."""
+        ahead = self.window_quota - self.consumed_in_window
+        return min(ahead, self.groups_needed - self.consumed) - self.outstanding
+
     def may_dispatch(self) -> bool:
         """Whether another group can start now."""
         return self.hold is None

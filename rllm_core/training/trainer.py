@@ -218,10 +218,12 @@ class Trainer:
         recorded = self.parts.recording.trained(
             trained, samples, self.crediting.take_corrections(), result.tokens, step=step
         )
+        parts.stream.trained(trained)
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
-        known = {**result.metrics, **self.crediting.diagnostics.flush()}
+        known = {**result.metrics, **self.crediting.diagnostics.flush(), **parts.stream.metrics()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
+            parts.stream.hand_over(step=step)
             await self.weights.synchronize(parts.position)
         elif parts.capabilities.colocated:
             await self.backend.enter_generation()

@@ -24,6 +24,7 @@ MAY_BE_IMPORTED_BY_ALGORITHMS = {
     "moved",
     "run_file",
     "score",
+    "seeds",
     "text",
     "tokens",
     "types",

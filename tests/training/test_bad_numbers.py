@@ -14,6 +14,7 @@ from rllm_core import hookimpl, providers
 from rllm_core.algorithms.advantages import AdvantageEstimator, Credit
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.assembly.parts import Parts
+from rllm_core.assembly.tasks import TaskStream
 from rllm_core.plugins import PluginManager
 from rllm_core.training import launch
 from rllm_core.types import Episode, TokenOutput, TrajectoryGroup
@@ -276,7 +277,7 @@ def test_a_logprob_of_the_backend_that_is_none(
 
     def remember(self: Any, parts: Any) -> None:
         build(self, parts)
-        stream = self.generation.stream
+        stream = TaskStream(parts.tasks.of("train"), parts.config.training.seed)
         bad_groups.update(ordinal for ordinal in range(12) if stream[ordinal].task_id == BAD_TASK)
 
     monkeypatch.setattr(launch.Trainer, "__init__", remember)

@@ -38,6 +38,7 @@ __all__ = [
     "RewardFunctionContract",
     "RolloutHostContract",
     "SandboxContract",
+    "TaskSamplerContract",
     "TrackerContract",
     "WorkflowContract",
 ]
@@ -193,6 +194,12 @@ class GroupScorerContract(_Contract):
     """The contract of `rllm_core.algorithms.group_scorer.GroupScorer`."""
 
     kind: ClassVar[type[providers.Provider]] = providers.GroupScorerProvider
+
+
+class TaskSamplerContract(_Contract):
+    """The contract of `rllm_core.algorithms.task_sampler.TaskSampler`."""
+
+    kind: ClassVar[type[providers.Provider]] = providers.TaskSamplerProvider
 
 
 class RewardFunctionContract(_Contract):

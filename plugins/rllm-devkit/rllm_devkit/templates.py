@@ -80,6 +80,12 @@ KINDS: dict[str, Kind] = {
         ("rllm-core train sort --backend local -o algorithm.group_scorer={provider}",),
         target="PlaceholderScorer",
     ),
+    "sampler": Kind(
+        "A task sampler for rllm-core: tasks that were not solved come sooner again",
+        (PYDANTIC, CORE),
+        ("rllm-core train sort --backend local -o training.sampler={provider}",),
+        target="PlaceholderSampler",
+    ),
     "backend": Kind(
         "A training backend for rllm-core: a table of logits in numpy",
         (NUMPY, PYDANTIC, CORE),

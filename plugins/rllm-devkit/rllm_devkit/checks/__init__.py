@@ -10,6 +10,7 @@ from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import CheckResult
 from rllm_devkit.checks.rewards import check_reward_function
 from rllm_devkit.checks.sandboxes import check_sandbox
+from rllm_devkit.checks.task_samplers import check_task_sampler
 from rllm_devkit.checks.trackers import check_tracker
 from rllm_devkit.checks.workers import check_worker
 from rllm_devkit.checks.workflows import check_workflow
@@ -27,6 +28,7 @@ __all__ = [
     "check_reward_function",
     "check_rollout_host",
     "check_sandbox",
+    "check_task_sampler",
     "check_tracker",
     "check_worker",
     "check_workflow",

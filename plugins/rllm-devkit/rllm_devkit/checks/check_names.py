@@ -69,6 +69,12 @@ def _group_scorer_names() -> list[str]:
     return list(GROUP_SCORER_CHECKS)
 
 
+def _task_sampler_names() -> list[str]:
+    from rllm_devkit.checks.task_samplers import TASK_SAMPLER_CHECKS
+
+    return list(TASK_SAMPLER_CHECKS)
+
+
 def _loss_names() -> list[str]:
     from rllm_devkit.checks.losses import LOSS_CHECKS
 
@@ -98,6 +104,7 @@ _NAMES: dict[type[providers.Provider], Callable[[], list[str]]] = {
     providers.PolicyLossProvider: _loss_names,
     providers.CorrectionProvider: _correction_names,
     providers.GroupScorerProvider: _group_scorer_names,
+    providers.TaskSamplerProvider: _task_sampler_names,
     providers.RewardFunctionProvider: _reward_names,
     providers.SandboxProvider: _sandbox_names,
 }

@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -359,6 +360,17 @@ def _group_scorer(subject: _Subject) -> _Checks:
     return lambda: run(check_group_scorer(scorer))
 
 
+def _task_sampler(subject: _Subject) -> _Checks:
+    from rllm_core.assembly.components import configured
+    from rllm_devkit.checks.task_samplers import check_task_sampler
+
+    chosen = subject.tables.get("training", {}).get("sampler_options", {})
+    kind, options = type(subject.provided.record), "training.sampler_options"
+    make = partial(configured, subject.plugins, kind, "training.sampler", subject.name, chosen, options)
+    _or_needs(make)
+    return lambda: check_task_sampler(make)
+
+
 def _reward_function(subject: _Subject) -> _Checks:
     from rllm_devkit.checks.rewards import check_selected
 
@@ -404,6 +416,7 @@ _CHECKED: dict[type[providers.Provider], Callable[[_Subject], _Checks]] = {
         "corrections", lambda algorithm, name: algorithm.get("correction_options", {}).get(name), "check_correction"
     ),
     providers.GroupScorerProvider: _group_scorer,
+    providers.TaskSamplerProvider: _task_sampler,
     providers.RewardFunctionProvider: _reward_function,
     providers.SandboxProvider: _sandbox,
     providers.CommandProvider: _command,

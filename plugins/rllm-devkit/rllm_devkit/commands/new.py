@@ -30,12 +30,12 @@ _LONGEST_NAME = 32  # other names contain it, and must fit on a line
 def new(context: click.Context, kind: str, name: str, into: Path | None, as_json: bool) -> None:
     """Create a plugin package, or a single file, from a template.
 
-    KIND is workflow, reward, scorer, estimator, loss, correction, backend, engine, parser, tracker, sandbox, command
-    or observer. The result works: adapt it. A package has tests and can be published; users select it by NAME, and the
-    distribution is called rllm-NAME.
+    KIND is workflow, reward, scorer, sampler, estimator, loss, correction, backend, engine, parser, tracker, sandbox,
+    command or observer. The result works: adapt it. A package has tests and can be published; users select it by NAME,
+    and the distribution is called rllm-NAME.
 
-    A NAME that ends in .py creates only that file, for a workflow, reward, scorer, estimator, loss or correction of
-    your own.
+    A NAME that ends in .py creates only that file, for a workflow, reward, scorer, sampler, estimator, loss or
+    correction of your own.
     """
     if name.endswith(".py"):
         folder, made, commands = _file(context, kind, Path(name), into)

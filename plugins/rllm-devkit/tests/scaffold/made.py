@@ -17,6 +17,7 @@ NAMES = {
     "estimator": "from_median",
     "correction": "slow-fade",
     "scorer": "rank_in_group",
+    "sampler": "unsolved_first",
     "sandbox": "own_folder",
     "command": "reward-bars",
     "observer": "step_lines",

@@ -24,7 +24,7 @@ MORE = {
     "engine": ["rllm_word_count/parser.py"],
     "reward": ["tests/examples.jsonl"],
 }
-ALONE = ["workflow", "reward", "scorer", "estimator", "loss", "correction"]
+ALONE = ["workflow", "reward", "scorer", "sampler", "estimator", "loss", "correction"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -122,7 +122,7 @@ def go_on(kind: str, folder: str = "") -> list[str]:
 def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = go_on("workflow")
-    for kind in ("parser", "loss", "tracker", "estimator", "correction", "scorer"):
+    for kind in ("parser", "loss", "tracker", "estimator", "correction", "scorer", "sampler"):
         command, workflow, *options = go_on(kind)
         assert (command, workflow, options[:2]) == ("train", "sort", ["--backend", "local"])
         arguments += options[2:]
@@ -142,6 +142,7 @@ def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_pa
     assert all(step["segment_breaks"] == 0 for step in metrics)
     assert all(0 <= step["reward_mean"] <= 1 for step in metrics)
     assert all(f"workflow/{NAMES['scorer']}/value" in step for step in metrics)
+    assert all("sampler/solved_share" in step for step in metrics[1:])
     assert all(0 < step["correction_weight_mean"] <= 1 for step in metrics)
     written = (run_dir / "trackers" / tracker / "metrics.csv").read_text().splitlines()
     assert written == ["step,metric,value", *(f"{step['step']},reward_mean,{step['reward_mean']}" for step in metrics)]

@@ -1,0 +1,65 @@
+"""Named subsets of the training tasks, each in an order of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rllm_core.algorithms.task_stream import TaskStream
+from rllm_core.errors import ConfigError
+from rllm_core.seeds import derive_seed
+from rllm_core.types import Task
+from rllm_core.workflow import ENDLESS
+
+SHOWN = 8
+
+
+class Order:
+    """Positions of some tasks, in random order; after the last one they come again in another.
+
+    Attributes:
+        size: Number of the tasks.
+        drawn: Number of positions taken so far; the whole state.
+    """
+
+    def __init__(self, tasks: Sequence[Task], positions: Sequence[int], seed: int) -> None:
+        self.size = len(positions)
+        self._positions = positions
+        self._stream = TaskStream([tasks[position] for position in positions], seed)
+        self.drawn = 0
+
+    def take(self) -> int:
+        """Returns the next position."""
+        self.drawn += 1
+        return self._positions[self._stream.index(self.drawn - 1)]
+
+
+def subsets_of(tasks: Sequence[Task], key: str, where: str) -> dict[str, list[int]]:
+    """Returns the positions of the tasks by the value of a key of their data, in order of first appearance.
+
+    Args:
+        tasks: Training tasks.
+        key: Key of `Task.data`.
+        where: Name of the option, for errors.
+
+    Raises:
+        ConfigError: If a task lacks the key, or the tasks are endless.
+    """
+    if len(tasks) == ENDLESS:
+        raise ConfigError(f"{where} = {key!r}: the training tasks are endless, so their subsets cannot be listed")
+    found: dict[str, list[int]] = {}
+    for position, task in enumerate(tasks):
+        if key not in task.data:
+            has = ", ".join(map(repr, list(task.data)[:SHOWN])) or "nothing"
+            raise ConfigError(f"{where} = {key!r}: task {task.task_id!r:.80} has no such key in its data, but {has}")
+        found.setdefault(str(task.data[key]), []).append(position)
+    return found
+
+
+def order_of(tasks: Sequence[Task], positions: Sequence[int], seed: int, *names: str) -> Order:
+    """Returns an order with a seed of its own."""
+    return Order(tasks, positions, derive_seed(seed, *names))
+
+
+def shown(names: Sequence[str]) -> str:
+    """Lists names for a message; the first `SHOWN` of many."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,30 @@
+"""Creates the task sampler of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rllm_core.algorithms.task_sampler import TaskSampler
+from rllm_core.assembly.components import create
+from rllm_core.assembly.resolution import Resolved
+from rllm_core.types import Task
+
+
+def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
+    """Creates the task sampler of a run for its training tasks.
+
+    Raises:
+        ConfigError: If its options are wrong, or do not fit the tasks.
+        PluginError: If it is missing or broken.
+    """
+    training = resolved.config.training
+    sampler: TaskSampler = create(
+        resolved.plugins,
+        resolved.sampler,
+        "training.sampler",
+        training.sampler,
+        training.sampler_options,
+        "training.sampler_options",
+    )
+    sampler.attempt(sampler.begin, tasks, training.seed)
+    return sampler
