@@ -264,7 +264,7 @@ def test_a_budget_ends_the_run_within_a_group_and_a_larger_one_goes_on(
     more = run_scripted(*settings, given, backend=backend, path=run.path, resume=True)
     assert more.error is None
     assert more.summary["costs"][limit] > spent
-    assert "stopped_by" not in more.summary
+    assert more.summary["stopped_by"] is None
     assert verify(more.path).holds
 
 
