@@ -136,6 +136,7 @@ class _Launch:
         self.started = time.time()
         self.summary: dict[str, Any] = {
             "status": "failed",
+            "stopped_by": None,
             "optimizer_steps": 0,
             "planned_steps": self.config.training.steps,
             "resumed_from_step": run_dir.manifest["step"] if run_dir.manifest else None,

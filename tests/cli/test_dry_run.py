@@ -67,3 +67,16 @@ def test_replaced_options_of_the_workflow_have_no_source(dry_run: Any) -> None:
     shown = json.loads(dry_run("--json", "-o", "algorithm.name=rloo", "-o", "algorithm.corrections=[]"))
     assert shown["sources"]["algorithm.name"] == "option"
     assert set(shown["sources"].values()) <= {"workflow", "file", "option", "backend", "default"}
+
+
+def test_the_prediction_names_its_assumptions_and_a_budget_that_is_too_small(dry_run: Any) -> None:
+    settings = ("-o", "costs.budget.calls=100", "-o", "costs.prices.sampling={million_completion_tokens=2.5}")
+    shown = json.loads(dry_run("--json", *settings))
+    prediction, training = shown["prediction"], shown["resolved"]["training"]
+    rollouts = 7 * 4 * training["rollouts_per_group"] + 2 * training["validation_rollouts"]
+    tokens = rollouts * shown["resolved"]["rollout"]["max_response_tokens"]
+    assert (prediction["calls"], prediction["tokens"]) == (rollouts, tokens)
+    assert prediction["money"] == pytest.approx(tokens * 2.5e-6)
+    assert "assumed, not measured" in prediction["how"]
+    assert any("costs.budget.calls = 100 is less than the prediction" in note for note in shown["notes"])
+    assert f"# sampling: {rollouts:,} calls" in dry_run(*settings)

@@ -173,6 +173,14 @@ def test_the_names_in_lines(failed_and_resumed: tuple[Path, dict[str, Any]], nam
     }
 
 
+def test_the_names_in_costs_jsonl(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
+    rows = RUN_FOLDER.rows("costs.jsonl")
+    lines = objects(failed_and_resumed[0], "costs")
+    assert {"rollout", "step", "costs"} <= {name for line in lines for name in line} <= set(rows)
+    amounts = {name for line in lines for kind in line["costs"].values() for name in kind}
+    assert amounts <= set(re.findall(r"`(\w+)`", rows["costs"][0]))
+
+
 def test_the_names_in_metrics_jsonl(failed_and_resumed: tuple[Path, dict[str, Any]]) -> None:
     documented = set(RUN_FOLDER.rows("metrics.jsonl"))
     assert documented == {"step", "epoch", "weight_version", *CORE_METRICS}

@@ -204,6 +204,35 @@ def test_the_teacher_is_in_the_books(run_scripted: RunScripted) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_workflow_spends_is_counted_where_it_runs(
+    run_scripted: RunScripted, tmp_path: Path, workers: int
+) -> None:
+    env = tmp_path / "env.py"
+    env.write_text(
+        "from rllm_core.costs import spend\n"
+        "from rllm_core.scope import timed\n"
+        "from rllm_core.types import Task\n"
+        "from rllm_core.workflow import Workflow\n"
+        "class Searching(Workflow):\n"
+        "    def tasks(self, split):\n"
+        "        return [Task(task_id=f'{split}-{n}', data={}) for n in range(20)]\n"
+        "    async def run(self, task, completer):\n"
+        "        spend('search', calls=2, seconds=0.25)\n"
+        "        with timed('tool', 'look'):\n"
+        "            step = await completer.complete([{'role': 'user', 'content': 'say yes'}])\n"
+        "        return self.episode(task, [step], reward=float(step.text == 'yes'))\n"
+    )
+    where = (f"rollout.workers={workers}", "rollout.host=process") if workers else ()
+    run = run_scripted(*where, target=str(env))
+    assert run.error is None
+    rollouts = 6 * 4 * 4 + 2 * 10
+    by_kind = run.summary["costs"]["by_kind"]
+    assert by_kind["search"] == {"calls": 2 * rollouts, "seconds": pytest.approx(rollouts / 4)}
+    assert by_kind["tools"]["calls"] == by_kind["sampling"]["calls"] == rollouts
+
+
+@pytest.mark.slow
 def test_what_was_lost_with_a_launch_was_paid_as_well(run_scripted: RunScripted) -> None:
     def fail_in_step_four(assembly: Parts) -> None:
         backend: Any = assembly.backend
@@ -264,7 +293,7 @@ def test_a_budget_ends_the_run_within_a_group_and_a_larger_one_goes_on(
     more = run_scripted(*settings, given, backend=backend, path=run.path, resume=True)
     assert more.error is None
     assert more.summary["costs"][limit] > spent
-    assert "stopped_by" not in more.summary
+    assert more.summary["stopped_by"] is None
     assert verify(more.path).holds
 
 

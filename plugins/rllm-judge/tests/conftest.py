@@ -1,8 +1,8 @@
-"""Makes the helpers next to the tests importable."""
+"""Makes the helpers next to the tests importable, and what all tests share."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3] / "tests" / "support")]

@@ -10,27 +10,32 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+Deed = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[[list[dict[str, Any]]], str | int | Deed]
+
 
 @dataclass
 class Endpoint:
-    """What was asked, and how to answer: a text, or a status with an error.
+    """What was asked, and how to answer: a text, a status with an error, or something else that it does.
 
     Attributes:
         answer: Returns the answer to the messages of a request.
+        usage: Prompt and completion tokens of each reply.
         asked: Bodies of the requests so far.
         keys: Their keys.
     """
 
-    answer: Callable[[list[dict[str, Any]]], str | int]
+    answer: Answer
+    usage: tuple[int, int] = (11, 7)
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
 
 @contextmanager
-def serving(answer: Callable[[list[dict[str, Any]]], str | int]) -> Iterator[Endpoint]:
+def serving(answer: Answer, usage: tuple[int, int] = (11, 7)) -> Iterator[Endpoint]:
     """Serves an endpoint."""
-    endpoint = Endpoint(answer)
+    endpoint = Endpoint(answer, usage)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,7 +46,10 @@ def serving(answer: Callable[[list[dict[str, Any]]], str | int]) -> Iterator[End
             endpoint.keys.append(self.headers["Authorization"])
             said = endpoint.answer(body["messages"])
             if isinstance(said, str):
-                self.reply(200, completion(body["model"], said))
+                self.reply(200, completion(body["model"], said, endpoint.usage))
+            elif callable(said):
+                said(self)
+                self.close_connection = True
             else:
                 self.reply(said, {"error": {"message": f"status {said}", "type": "x", "code": None}})
 
@@ -68,7 +76,7 @@ def serving(answer: Callable[[list[dict[str, Any]]], str | int]) -> Iterator[End
             thread.join()
 
 
-def completion(model: str, text: str) -> dict[str, Any]:
+def completion(model: str, text: str, usage: tuple[int, int]) -> dict[str, Any]:
     message = {"role": "assistant", "content": text}
     return {
         "id": "reply",
@@ -76,5 +84,5 @@ def completion(model: str, text: str) -> dict[str, Any]:
         "created": 0,
         "model": model,
         "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-        "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
+        "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)},
     }

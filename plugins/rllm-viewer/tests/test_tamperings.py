@@ -48,6 +48,10 @@ def of_validation(content: Any) -> bool:
     return bool(content["episode"]["is_validation"] and content["episode"]["trajectories"])
 
 
+def of_a_rollout(line_of_costs: Any) -> bool:
+    return "sampling" in line_of_costs["costs"]
+
+
 def was_trained(group: Any) -> bool:
     return bool(group["outcome"] == "trained")
 
@@ -147,6 +151,14 @@ TAMPERINGS: dict[str, tuple[str, Edit, tuple[str, ...]]] = {
         field(SUMMARY, "books_by_reason", "failed", to={"timeout": 40}),
         (SUMMARY, "books_by_reason", "timeout"),
     ),
+    "costs of the run": (
+        SYNC, field(SUMMARY, "costs", "by_kind", "sampling", "prompt_tokens"), (SUMMARY, "sampling.prompt_tokens"),
+    ),
+    "costs of a kind": (SYNC, field(SUMMARY, "costs", "by_kind", to={}), (SUMMARY, "by_kind.training.calls 0")),
+    "costs of a rollout": (
+        LOSSY, line("costs.jsonl", "costs", "sampling", "calls", at=of_a_rollout), ("sampling.calls", "costs.jsonl"),
+    ),
+    "costs twice": (RESUMED, twice("costs.jsonl", at=of_a_rollout), ("sampling.calls", "costs.jsonl")),
     "optimizer_steps": (SYNC, field(SUMMARY, "optimizer_steps"), (SUMMARY, "optimizer_steps 7", "6")),
     "planned_steps": (SYNC, field(SUMMARY, "planned_steps"), (SUMMARY, "planned_steps 7", "6")),
     "resumed_from_step": (RESUMED, field(SUMMARY, "resumed_from_step"), (SUMMARY, "resumed_from_step 3", "2")),
