@@ -5,8 +5,9 @@
     python -m benchmarks.gpu_smoke --dry-run       # on any machine: import and compose everything
 
 Every part is a process of its own with a time limit, so that none hides the next. Each ends in one line: ``PASS``,
-``FAIL``, ``TIMEOUT`` or ``SKIPPED``, its seconds, its name, and the last line of the error. Outputs and ``summary.json``
-are in one folder, which is also packed into an archive to send. Models are made on the spot, with random weights.
+``FAIL``, ``TIMEOUT`` or ``SKIPPED``, its seconds, its name, and the last line of the error. Outputs and
+``summary.json`` are in one folder, which is also packed into an archive to send. Models are made on the spot, with
+random weights.
 
 Run it in the environment of ``rllm-verl[gpu]`` with ``rllm-local``, ``rllm-workflows`` and pytest.
 """
