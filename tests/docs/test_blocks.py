@@ -22,6 +22,7 @@ from in_process import run_in_process
 from pages import PAGES, ROOT, Block, Page, exists, texts
 
 from rllm_core.assembly.resolution import load_run_config
+from rllm_core.config import to_toml
 from rllm_core.plugins.discovery import GROUP
 
 # test_tutorial.py follows this page literally: every command, change and output.
@@ -35,6 +36,7 @@ TEXT = {
     "docs/index.md": "test_what_a_run_prints",
     "docs/hooks.md": "test_hooks.test_the_order_of_events_is_that_of_a_run",
     "docs/looking-at-runs.md": "test_looking_at_runs.test_the_page_has_what_the_commands_print",
+    "docs/memory.md": "test_memory.test_the_page_has_what_a_dry_run_prints",
     "docs/quickstart.md": "test_what_a_run_prints",
     "docs/run-folder.md": "test_reference.test_the_files_of_a_run_folder",
 }
@@ -110,8 +112,12 @@ def test_toml_is_a_run_file_a_part_of_one_or_a_package(page: Page, block: Block)
         workflow = "agent" if "agent" in tables else "sort"
         if workflow == "agent":  # which has keys without defaults
             tables["agent"] = {"command": ["x"], "reward": "x", "train_file": "x"} | tables["agent"]
-        overrides = [f"{section}.{key}={json.dumps(value)}" for section, key, value in leaves(tables)]
+        overrides = [f"{section}.{key}={as_toml(value)}" for section, key, value in leaves(tables)]
         load_run_config(workflow, first_party_plugins(), overrides=overrides, backend="local")
+
+
+def as_toml(value: object) -> str:
+    return to_toml({"section": {"key": value}}).partition("=")[2].strip()
 
 
 def leaves(tables: dict[str, object], path: str = "") -> list[tuple[str, str, object]]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+import tomllib
 
 import pytest
 from pages import ROOT, Page
+
+from rllm_core.config import RunConfig
+from rllm_core.memory.transformer import TransformerShape
 
 PAGE = Page(ROOT / "docs" / "memory.md")
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -43,3 +48,29 @@ def test_gigabytes_on_verl(row: list[str]) -> None:
     parameters = number(row[0])
     expected = [16 * parameters, 16 * parameters / 8, 2 * parameters, 2 * parameters / 4]
     assert [number(cell) for cell in row[1:]] == pytest.approx(expected)
+
+
+def test_the_page_has_what_a_dry_run_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = ROOT / "plugins" / "rllm-verl"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(plugin)])
+    from rllm_verl.config import VerlConfig
+    from rllm_verl.memory import estimate
+
+    tables = tomllib.loads((plugin / "examples" / "1x8-7b-colocated.toml").read_text(encoding="utf-8"))
+    verl = VerlConfig(**tables.pop("verl"))
+    shape = TransformerShape.of(
+        {
+            "model_type": "qwen2",
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+        }
+    )
+    assert shape is not None
+    memory = estimate(RunConfig(**tables), verl, {"fsdp_config": {}}, shape, 80 * 10**9)
+    [block] = [block for block in PAGE.blocks if block.language == "text"]
+    assert block.text.splitlines() == list(memory.lines())[:4]

@@ -56,10 +56,11 @@ def _print(found: Sequence[RunResult]) -> None:
     rows = [[visible_line(cell) for cell in _row(result, now)] for result in found]
     widths = {name: max(cell_len(line[at]) for line in (HEADERS, *rows)) for at, name in enumerate(HEADERS)}
     shown = list(HEADERS)
-    if all(result.money is None for result in found):
-        shown.remove("COST")
+    for name, amounts in (("TOKENS", [run.tokens for run in found]), ("COST", [run.money for run in found])):
+        if all(amount is None for amount in amounts):
+            shown.remove(name)
     for name in ("WORKFLOW", "AGE", "TOKENS"):  # what a narrow terminal does without, in this order
-        if _total(widths, shown) > screen.width:
+        if name in shown and _total(widths, shown) > screen.width:
             shown.remove(name)
     widths["NAME"] -= max(0, _total(widths, shown) - screen.width)
     left = screen.width - _total(widths, shown) - GAP
