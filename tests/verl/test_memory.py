@@ -149,7 +149,7 @@ REFUSED = {
         "1x8-7b-separated",
         ["verl.max_tokens_per_device=65536", "algorithm.entropy_coefficient=0.001"],
         "80GB",
-        r"memory of a trainer during training: .*logits \d+, .*it has 80 GB",
+        r"memory of a trainer during training: .*logits [\d.]+, .*it has 80 GB",
     ),
     "the first weight sync": (
         "1x8-7b-separated",
