@@ -7,8 +7,9 @@
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
-PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-viewer rllm-workflows
+PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-samplers rllm-viewer rllm-workflows
 EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
+	-e plugins/rllm-samplers \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-trackers
 # Plugins, command line, docs and installation; test-core runs all other tests of .venv. Both start with the slowest.

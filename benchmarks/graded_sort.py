@@ -22,7 +22,7 @@ class GradedSortConfig(WorkflowConfig):
 
     letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefghijklmnop"
     lengths: Annotated[tuple[int, ...], Field(min_length=1, description="Lengths of the words.")] = (2, 3, 4, 5, 6)
-    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 200
+    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 60
     validation: Annotated[int, Field(ge=1, description="Maximum number of held-out words of each length.")] = 60
 
 

@@ -44,6 +44,7 @@ FIRST_PARTY = {
     "local": "rllm_local",
     "ray": "rllm_ray",
     "renderers": "rllm_renderers",
+    "samplers": "rllm_samplers",
     "tinker": "rllm_tinker",
     "trackers": "rllm_trackers",
     "verifiers": "rllm_verifiers",
@@ -55,6 +56,7 @@ OPTIONS_OF: dict[type[providers.Provider], str] = {
     providers.PolicyLossProvider: "algorithm.loss_options",
     providers.CorrectionProvider: "algorithm.correction_options.{name}",
     providers.GroupScorerProvider: "algorithm.group_scorer_options",
+    providers.TaskSamplerProvider: "training.sampler_options",
 }
 BOUNDS = (
     (annotated_types.Ge, "ge", "≥"),

@@ -32,6 +32,7 @@ CONTRACT_PAGES: dict[str, str] = {
     "policy_losses": "loss",
     "corrections": "correction",
     "group_scorers": "group-scorer",
+    "task_samplers": "task-sampler",
     "reward_functions": "reward-function",
     "sandboxes": "sandbox",
 }

@@ -24,6 +24,7 @@ from rllm_devkit.checks import (
     parsers,
     rewards,
     sandboxes,
+    task_samplers,
     trackers,
     workflows,
 )
@@ -42,6 +43,7 @@ CHECKS = {
     "reward-function": (devkit.check_reward_function, rewards.REWARD_CHECKS),
     "rollout-host": (devkit.check_rollout_host, hosts.ROLLOUT_HOST_CHECKS),
     "sandbox": (devkit.check_sandbox, sandboxes.SANDBOX_CHECKS),
+    "task-sampler": (devkit.check_task_sampler, task_samplers.TASK_SAMPLER_CHECKS),
     "tracker": (devkit.check_tracker, trackers.TRACKER_CHECKS),
     "workflow": (devkit.check_workflow, workflows.WORKFLOW_CHECKS),
 }

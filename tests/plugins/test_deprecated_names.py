@@ -10,7 +10,7 @@ import pytest
 from rllm_core import providers
 from rllm_core.moved import MOVED
 
-NEW = (providers.GroupScorerProvider, providers.RolloutHostProvider)
+NEW = (providers.GroupScorerProvider, providers.RolloutHostProvider, providers.TaskSamplerProvider)
 
 
 @pytest.mark.parametrize("record", [kind for kind in providers.KINDS if kind not in NEW])

@@ -111,6 +111,10 @@ def test_hook_group_scorers() -> None:
     provides(providers.GroupScorerProvider)
 
 
+def test_hook_task_samplers() -> None:
+    provides(providers.TaskSamplerProvider)
+
+
 def test_hook_reward_functions() -> None:
     provides(providers.RewardFunctionProvider)
 

@@ -1,0 +1,106 @@
+"""Tests which tasks ``difficulty`` prefers, puts away and visits again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from rllm_samplers.difficulty import Difficulty
+
+from rllm_core.algorithms.task_sampler import GroupResult
+from rllm_core.errors import ConfigError
+from rllm_core.types import Task
+from rllm_core.workflow import LazyTasks
+from rllm_devkit.checks.task_samplers import some_tasks
+
+Solve = Callable[[int, int], float | None]
+
+
+def result(ordinal: int, position: int, solved: float | None, rewards: tuple[float, ...] = ()) -> GroupResult:
+    return GroupResult(ordinal, position, "trained", "trained", solved, rewards, weight_version=0, step=1)
+
+
+def played(sampler: Difficulty, solve: Solve, draws: int, *, tasks: int = 200, window: int = 8) -> list[int]:
+    """Plays windows of draws in a synchronous run, in which ``solve`` gives the solved share of a draw."""
+    sampler.begin(some_tasks(tasks), seed=3)
+    drawn: list[int] = []
+    while len(drawn) < draws:
+        positions = sampler.next(window)
+        for ordinal, position in enumerate(positions, len(drawn)):
+            sampler.observe(result(ordinal, position, solve(position, ordinal)))
+        drawn += positions
+    return drawn
+
+
+def test_tasks_that_teach_come_most_and_the_others_now_and_then() -> None:
+    """A fifth of the tasks is solved by some rollouts, the others by none or by all."""
+    drawn = played(Difficulty(), lambda task, ordinal: {0: 0.5, 1: 1.0}.get(task % 5, 0.0), 3000)
+    assert set(drawn[:200]) == set(range(200)), "nothing is known before"
+    late = Counter("mixed" if task % 5 == 0 else "solved" if task % 5 == 1 else "unsolved" for task in drawn[1000:])
+    assert late["mixed"] > 0.8 * late.total(), "uniform: 0.2"
+    assert late["solved"] > 0
+    assert late["unsolved"] > 0
+    away = [task for task in drawn[1000:] if task % 5 > 1]
+    assert len(set(away)) == len(away) or len(set(away)) == 120, "who waited longest comes first"
+
+
+def test_what_was_put_away_comes_back_when_it_has_become_solvable() -> None:
+    drawn = played(Difficulty(), lambda task, ordinal: 0.5 if task % 2 == 0 or ordinal > 1500 else 0.0, 3000)
+    assert sum(task % 2 for task in drawn[1000:1500]) < 0.3 * 500
+    assert sum(task % 2 for task in drawn[2500:3000]) > 0.4 * 500
+
+
+def test_a_task_does_not_come_again_soon() -> None:
+    for spacing, expected in ((50, 50), (1000, 100), (0, 0)):
+        drawn = played(Difficulty({"spacing": spacing}), lambda task, ordinal: 0.5, 2000, window=1)
+        last: dict[int, int] = {}
+        gaps = []
+        for ordinal, task in enumerate(drawn):
+            gaps += [ordinal - last[task]] if task in last else []
+            last[task] = ordinal
+        assert min(gaps) > expected
+
+
+def test_new_tasks_come_while_they_teach_and_a_few_are_tried_anyway() -> None:
+    drawn = played(Difficulty({"spacing": 20}), lambda task, ordinal: 0.5 if ordinal < 100 else 0.0, 800, tasks=5000)
+    assert len(set(drawn[100:800])) > 300
+    lazy = LazyTasks(lambda number: Task(task_id=str(number)))
+    sampler = Difficulty()
+    sampler.begin(lazy, seed=0)
+    endless = sampler.next(600)
+    for ordinal, position in enumerate(endless):
+        sampler.observe(result(ordinal, position, 0.0))
+    assert len(set(endless + sampler.next(100))) >= 600
+
+
+@pytest.mark.parametrize(
+    ("by", "solved", "rewards", "expected"),
+    [
+        ("solved", 0.5, (1.0, 0.0), "mixed"),
+        ("solved", 0.0, (0.2, 0.1), "unsolved"),
+        ("solved", 1.0, (0.9, 1.0), "solved"),
+        ("solved", None, (0.2, 0.1), "mixed"),
+        ("rewards", 0.0, (0.2, 0.1), "mixed"),
+        ("rewards", None, (5.0, 5.0), "solved"),
+        ("rewards", None, (-5.0, -5.0), "unsolved"),
+        ("rewards", 1.0, (), "solved"),
+        ("solved", None, (), "mixed"),
+    ],
+)
+def test_classes(by: str, solved: float | None, rewards: tuple[float, ...], expected: str) -> None:
+    sampler = Difficulty({"by": by})
+    sampler.begin(some_tasks(4), seed=0)
+    first, second = sampler.next(2)
+    sampler.observe(result(0, first, 0.5, (5.0, -5.0)))
+    before = sampler.metrics()[f"{expected}_tasks"]
+    sampler.observe(result(1, second, solved, rewards))
+    assert sampler.metrics()[f"{expected}_tasks"] == before + 1
+
+
+def test_a_checkpoint_of_other_tasks_is_refused() -> None:
+    sampler, other = Difficulty(), Difficulty()
+    sampler.begin(some_tasks(4), seed=0)
+    other.begin(some_tasks(5), seed=0)
+    with pytest.raises(ConfigError, match="of 4 training tasks, but there are 5"):
+        other.load_state_dict(sampler.state_dict())
