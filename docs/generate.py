@@ -228,6 +228,8 @@ def _nested(name: str, heading: str, model: type[BaseModel]) -> Iterator[tuple[s
 
 
 def _section_model(field: FieldInfo) -> type[BaseModel] | None:
+    if get_origin(field.annotation) in (tuple, list):  # a key whose value is a list of tables
+        return None
     for candidate in (field.annotation, *get_args(field.annotation)):
         if inspect.isclass(candidate) and issubclass(candidate, BaseModel):
             return candidate
@@ -247,6 +249,8 @@ def _kind(annotation: Any, found: list[str]) -> str:
         return f"list of {_kind(arguments[0], found)}"
     if origin is dict:
         return "table"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "tables"
     return {str: "text", Path: "path", int: "integer", float: "number", bool: "true or false"}[annotation]
 
 
