@@ -296,7 +296,7 @@ def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], val
                 return foreign
         near = (
             _nearest(name, siblings, 0.75)
-            or _nearest(name, elsewhere, 1.0)
+            or _nearest(name, elsewhere, 0.8)
             or _nearest(name, siblings, 0.55)
             or _nearest(name, elsewhere, 0.75)
         )

@@ -423,6 +423,8 @@ def everything_of(run_dir: Path) -> dict[str, Any]:
         text = re.sub(r'"step_id":"\w+"', "", (run_dir / name).read_text(encoding="utf-8")).replace("{,", "{")
         kept[name] = [{k: v for k, v in json.loads(line).items() if k != "time"} for line in text.splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    for amounts in summary["costs"]["by_kind"].values():
+        amounts.pop("seconds", None)
     kept["summary.json"] = {key: value for key, value in summary.items() if key not in ("seconds",)}
     return kept
 

@@ -223,7 +223,7 @@ def test_what_a_workflow_spends_is_counted_where_it_runs(
         "            step = await completer.complete([{'role': 'user', 'content': 'say yes'}])\n"
         "        return self.episode(task, [step], reward=float(step.text == 'yes'))\n"
     )
-    where = (f"rollout.workers={workers}", "rollout.host=process") if workers else ()
+    where = (f"rollout.workers={workers}", "rollout.host=processes") if workers else ()
     run = run_scripted(*where, target=str(env))
     assert run.error is None
     rollouts = 6 * 4 * 4 + 2 * 10

@@ -153,16 +153,17 @@ def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
         *(f"step {n}" for n in range(1, 7)),
     }
     for shown in progress.seen.values():
-        assert len(shown) <= 5
+        assert len(shown) <= 6
         assert all(len(line) <= 80 for line in shown)
     assert progress.seen["before the first step"][0].endswith("0/6")
     metrics, timings = run.lines("metrics"), run.lines("timings")
-    bar, reward, generation, training, speedup = progress.seen["step 4"]
+    bar, reward, generation, spent, training, speedup = progress.seen["step 4"]
     assert bar.startswith("step       ━")
     assert "4/6" in bar
     assert bar.endswith(" left")
     assert reward.startswith(f"reward     {metrics[3]['reward_mean']:.3f}  solved ")
     assert f", idle {timings[3]['generation_idle_share']:.0%}" in generation
+    assert spent == f"spent      {timings[3]['spent_tokens']:,} tokens, {timings[3]['spent_calls']:,} calls"
     stale = f"staleness mean {metrics[3]['staleness_mean']:.1f}, max {metrics[3]['staleness_max']:.0f}"
     assert training == f"training   idle {timings[3]['training_idle_share']:.0%}, {stale}"
     assert speedup.startswith("speed-up   ")
@@ -176,7 +177,7 @@ def test_the_live_view_of_an_asynchronous_run(run_scripted: Any) -> None:
 def test_the_live_view_of_a_synchronous_run_is_short(run_scripted: Any) -> None:
     progress = Watched()
     assert run_scripted(progress=progress).error is None
-    assert [line.split()[0] for line in progress.seen["step 3"]] == ["step", "reward", "generation"]
+    assert [line.split()[0] for line in progress.seen["step 3"]] == ["step", "reward", "generation", "spent"]
 
 
 @pytest.mark.slow
@@ -232,7 +233,7 @@ def test_many_rollouts_fit_into_a_narrow_terminal(run_scripted: Any, columns: in
     progress = Crowded(columns)
     assert run_scripted(*AHEAD, progress=progress).error is None
     shown = progress.seen["step 5"]
-    assert len(shown) == 5
+    assert len(shown) == 6
     assert all(len(line) <= columns for line in shown)
     assert shown[2].startswith("generation 10000/10000 rollouts")
 

@@ -74,7 +74,10 @@ def test_the_weights_are_those_of_the_checkpoint_in_bfloat16(exported: Path, tra
 
 
 def test_the_model_says_what_the_trainer_said(exported: Path, trained: Path) -> None:
+    """With the weights before rounding, because one of a few random tokens may move much by rounding to bfloat16."""
     policy = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    missing, unexpected = policy.load_state_dict(load_file(trained / "updated.safetensors"), strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected, "lm_head shares its weight with the embedding"
     rows = batch(policy.config.vocab_size)
     with torch.no_grad():
         logits = policy(**{name: rows[name] for name in ("input_ids", "attention_mask", "position_ids")}).logits
@@ -83,8 +86,7 @@ def test_the_model_says_what_the_trainer_said(exported: Path, trained: Path) -> 
     reports = [json.loads((trained / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     expected = torch.tensor([row for report in reports for row in report["logprobs_after_update"]])
     present = rows["attention_mask"][:, rows["prompts"].shape[1] :] > 0
-    # bfloat16 weights have a mantissa of 8 bits instead of 24.
-    torch.testing.assert_close(logprobs[present], expected[present], rtol=0, atol=0.03)
+    torch.testing.assert_close(logprobs[present], expected[present], rtol=0, atol=1e-3)
 
 
 def test_the_tokenizer_comes_along(exported: Path, model: Path) -> None:

@@ -63,5 +63,7 @@ async def test_the_contracts_are_kept(results, local, learning_rate, algorithm, 
     rollout = RolloutConfig(max_response_tokens=8, temperature=temperature)
     found = await results(local, learning_rate, algorithm=algorithm, rollout=rollout)
     assert [result for result in found if result.outcome == "failed"] == []
-    # The engine supports images of vision models only, and this model is not one.
-    assert {result.name for result in found if result.outcome == "skipped"} == {"engine: media"}
+    # The engine supports images of vision models only, and this model is not one. Generation in a thread of its own is
+    # not deterministic, so what two engines sample cannot be compared.
+    skipped = {"engine: media"} | ({"reference engine"} if local.generation == "separated" else set())
+    assert {result.name for result in found if result.outcome == "skipped"} == skipped

@@ -114,7 +114,7 @@ def test_aggregations_divide_as_they_say(trainer: Callable[..., Trainer], sample
     for aggregation in AGGREGATIONS:
         built = trainer(aggregation=Aggregation(aggregation, 7))
         gradient(built, [samples], entropy=0.0)
-        assert built.step(counts)["loss"] == pytest.approx(expected[aggregation], rel=1e-5)
+        assert built.step(counts).metrics["loss"] == pytest.approx(expected[aggregation], rel=1e-5)
 
 
 def test_zero_advantages_are_skipped_without_changing_the_gradient(
@@ -140,8 +140,8 @@ def test_a_step_without_gradient_still_moves_the_momentum(
     gradient(built, [samples])
     built.step(counts)
     before = built.model.get_input_embeddings().weight.detach().clone()
-    metrics = built.step(replace(counts, step=2))
-    assert metrics["grad_norm"] == 0
+    result = built.step(replace(counts, step=2))
+    assert result.metrics["grad_norm"] == 0
     assert not torch.equal(before, built.model.get_input_embeddings().weight)
 
 
