@@ -173,7 +173,7 @@ def test_what_a_run_prints(tmp_path: Path) -> None:
 
 def shape(line: str) -> str:
     line = re.sub(r"runs/sort-[\d-]+", "runs/sort-N", re.sub(r'"[^"]*"', '"..."', line))
-    return re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", re.sub(r"[\d.]+", "N", line))
+    return re.sub(r"[▁▂▃▄▅▆▇█]+", "▁", re.sub(r"\d[\d.,]*", "N", line))
 
 
 def test_the_live_view() -> None:

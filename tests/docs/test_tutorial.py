@@ -13,10 +13,10 @@ from pages import ROOT, Page
 PAGE = Page(ROOT / "docs" / "writing-a-workflow.md")
 # Output that varies with the machine or the number of checks.
 VARIABLE = re.compile(
-    r"(?P<left_out>\.\.\.)|(?P<count>\d+(?= passed))|(?P<seconds>\d+(?:\.\d+)?(?= ?s\b))"
+    r"(?P<left_out>\.\.\.)|(?P<count>[\d,]+(?= passed| tokens))|(?P<seconds>\d+(?:\.\d+)?(?= ?s\b))"
     r"|(?<![\d.])(?P<number>\d+\.\d+)(?![\d.])"
 )
-LIKE = {"left_out": r"(?s:.*?)", "count": r"\d+", "seconds": r"\d+(?:\.\d+)?", "number": r"(\d+\.\d+)"}
+LIKE = {"left_out": r"(?s:.*?)", "count": r"[\d,]+", "seconds": r"\d+(?:\.\d+)?", "number": r"(\d+\.\d+)"}
 TOLERANCE = 0.15
 
 
