@@ -10,9 +10,13 @@ from rllm_local.config import LocalConfig
 
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # of `rllm_local.decoders`, which imports torch
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
-# Float32 numbers per logit that exist at once: log_softmax and its two gradients; for entropies also the probabilities
-# and their products. `rllm_local.training` shows them.
-TRAINING_LOGITS, ENTROPY_LOGITS = 3, 5
+# Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
+# adds to the gradient of the whole head after each chunk, so few chunks are better.
+CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
+# Float32 numbers per logit that exist at once, see `rllm_local.head`. If all logits fit in one chunk: log_softmax and
+# its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
+# exponentials.
+TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
 # Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
 # The fused decoder doubles its cache when it is full, and copies the old one.
@@ -21,6 +25,11 @@ CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are lo
 
 TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', or train adapters ([local.lora])"
 SAMPLING_ADVICE = "lower local.max_batch_rows or rollout.max_response_tokens"
+
+
+def chunk_nodes(vocabulary: int, *, on_gpu: bool) -> int:
+    """Returns the number of positions whose logits training holds at once."""
+    return max(1, (GPU_CHUNK_LOGITS if on_gpu else CPU_CHUNK_LOGITS) // vocabulary)
 
 
 def estimate(
@@ -97,8 +106,11 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"
     copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
     activations = shape.activation_bytes(tokens, compute, checkpointing=False)
+    numbers, chunk = ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS, chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
+    if tokens > chunk:
+        numbers = CHUNKED_LOGITS
     return [
-        ("logits", shape.logits_bytes(tokens, FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS))),
+        ("logits", shape.logits_bytes(min(tokens, chunk), FLOAT32 * numbers)),
         ("activations", activations + FLOAT32 * shape.largest_parameters),
         ("bfloat16 copies", copies),
     ]
