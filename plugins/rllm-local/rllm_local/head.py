@@ -162,18 +162,20 @@ class _ChunkedHead(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns log-probabilities, and entropies; the latter are empty without ``entropy``."""
         inputs, matrix = hidden.to(dtype or weight.dtype), weight.detach().to(dtype or weight.dtype)
-        buffer = _buffer(chunks, matrix)
+        buffers = _buffers(chunks, matrix)
         normalizers = torch.empty(len(hidden), 1, device=hidden.device)
         logprobs = torch.empty(len(targets), device=hidden.device)
         entropies = torch.empty(len(hidden) if entropy else 0, 1, device=hidden.device)
         for start, end, tokens in chunks:
-            logits = _scaled_logits(inputs[start:end], matrix, temperature, buffer)
-            normalizers[start:end] = logits.logsumexp(-1, keepdim=True)
-            nodes = node_of_token[tokens]
-            logprobs[tokens] = logits[nodes - start, targets[tokens]] - normalizers[nodes, 0]
+            logits = _scaled_logits(inputs[start:end], matrix, temperature, buffers[0])
+            largest = logits.amax(-1, keepdim=True)
+            weights = torch.exp(logits.sub_(largest), out=buffers[1][: end - start])
+            total = weights.sum(-1, keepdim=True)
+            places = node_of_token[tokens] - start
+            logprobs[tokens] = logits[places, targets[tokens]] - total.log()[places, 0]
+            normalizers[start:end] = largest + total.log()
             if entropy:
-                logits.sub_(normalizers[start:end])
-                entropies[start:end] = -logits.exp().mul_(logits).sum(-1, keepdim=True)
+                entropies[start:end] = total.log() - weights.mul_(logits).sum(-1, keepdim=True) / total
         ctx.save_for_backward(inputs, matrix, node_of_token, targets, normalizers, entropies)
         ctx.weight, ctx.chunks, ctx.temperature, ctx.hidden_dtype = weight, chunks, temperature, hidden.dtype
         return logprobs, entropies[node_of_token, 0] if entropy else entropies[:, 0]
@@ -189,11 +191,12 @@ class _ChunkedHead(torch.autograd.Function):
         of_node = torch.zeros_like(normalizers).index_add_(0, node_of_token, of_logprobs[:, None])
         if len(entropies):
             entropy_of_node = torch.zeros_like(normalizers).index_add_(0, node_of_token, of_entropies[:, None])
-        buffer = _buffer(ctx.chunks, matrix)
+        buffers = _buffers(ctx.chunks, matrix)
         for start, end, tokens in ctx.chunks:
-            logprobs = _scaled_logits(inputs[start:end], matrix, ctx.temperature, buffer).sub_(normalizers[start:end])
+            logprobs = _scaled_logits(inputs[start:end], matrix, ctx.temperature, buffers[0])
+            logprobs.sub_(normalizers[start:end])
             if len(entropies):
-                probabilities = logprobs.exp()
+                probabilities = torch.exp(logprobs, out=buffers[1][: end - start])
                 logprobs.add_(entropies[start:end]).mul_(entropy_of_node[start:end]).add_(of_node[start:end])
                 of_logits = logprobs.mul_(probabilities).neg_()
             else:
@@ -216,14 +219,15 @@ class _ChunkedHead(torch.autograd.Function):
         return of_hidden, of_weight, None, None, None, None, None, None
 
 
-def _buffer(chunks: list[Chunk], matrix: torch.Tensor) -> torch.Tensor:
-    return torch.empty(chunks[0].end, len(matrix), device=matrix.device)
+def _buffers(chunks: list[Chunk], matrix: torch.Tensor) -> torch.Tensor:
+    """Returns memory for all chunks: new blocks for each chunk would have to be faulted in. Unused memory is free."""
+    return torch.empty(2, chunks[0].end, len(matrix), device=matrix.device)
 
 
 def _scaled_logits(
     inputs: torch.Tensor, matrix: torch.Tensor, temperature: float, buffer: torch.Tensor
 ) -> torch.Tensor:
-    """Computes logits into ``buffer``; a new block of memory for each chunk would have to be faulted in."""
+    """Computes logits into ``buffer``."""
     logits = buffer[: len(inputs)]
     if inputs.dtype == logits.dtype:
         torch.mm(inputs, matrix.t(), out=logits)

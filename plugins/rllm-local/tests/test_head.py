@@ -145,6 +145,7 @@ def test_a_head_whose_model_reads_more_than_hidden_states_computes_all_logits(
     assert torch.equal(results(trainer, samples, 0.0)[3], plain[3])
 
 
+@pytest.mark.filterwarnings("ignore:.*a tied layer is part of the adapter")
 @pytest.mark.parametrize("layers", [(), ("lm_head", "q_proj")], ids=["every layer", "the head too"])
 def test_adapters_have_the_same_gradient(
     model_folder: Path, samples: list[TrainingSample], in_chunks: Any, layers: tuple[str, ...]
