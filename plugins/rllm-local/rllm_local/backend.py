@@ -187,6 +187,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             max_model_tokens=text_config.max_position_embeddings,
             max_batch_rows=self.local.max_batch_rows,
             takes_media=self._images is not None,
+            takes_turns=self._sampling_worker is self._worker,
         )
 
     async def init_reference_engine(self) -> LocalEngine:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
 
+from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES
 from rllm_local.vision import ImageSource, Placement, Vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 FUSED_TOLERANCE = 1e-4
+# Of log-probabilities, as a share of the standard deviation of the logits: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
 KEPT_BLOCK_BYTES = 64 * 2**20
@@ -60,8 +62,18 @@ class Decoder(Protocol):
         """
         ...
 
-    def copied(self, model: PreTrainedModel) -> Any:
-        """Returns a copy of the weights of ``model``, for `use`. Another thread may be decoding meanwhile."""
+    def copied(self, model: PreTrainedModel, into: Any = None) -> Any:
+        """Returns a copy of the weights of ``model``, for `use`. Another thread may be decoding meanwhile.
+
+        Args:
+            model: Model in training.
+            into: Weights that no thread reads, which may be overwritten: `weights`, or an unused result of this method.
+        """
+        ...
+
+    @property
+    def weights(self) -> Any:
+        """The weights in use."""
         ...
 
     def use(self, weights: Any) -> None:
@@ -77,10 +89,21 @@ class TransformersDecoder:
         shared: Whether to decode with ``model`` itself. Otherwise the decoder keeps a copy, so that training can
             continue while older weights are sampled from.
         images: Source of images; None for text only.
+        autocast_dtype: Precision of the forward passes in training; None for that of the weights.
     """
 
-    def __init__(self, model: PreTrainedModel, *, shared: bool, images: ImageSource | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        shared: bool,
+        images: ImageSource | None = None,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
         self._shared = shared
+        self._autocast = partial(
+            torch.autocast, model.device.type, autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
+        )
         self._model: Any = model if shared else copy.deepcopy(model).requires_grad_(False)
         self._own = {} if shared else dict(self._model.named_parameters())
         self._vision = None if images is None else Vision(self._model, images)
@@ -88,11 +111,18 @@ class TransformersDecoder:
         self._attention_mask = torch.empty(0)
         self._behind: torch.Tensor | None = None  # (rows, 1): token count minus position.
 
-    def copied(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    @torch.no_grad()
+    def copied(self, model: PreTrainedModel, into: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """See `Decoder`; frozen weights never change and are omitted."""
         if self._shared:
             return {}
-        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        return {name: into[name].copy_(p) if into else p.clone() for name, p in trained.items()}
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """See `Decoder`."""
+        return self._own
 
     @torch.no_grad()
     def use(self, weights: dict[str, torch.Tensor]) -> None:
@@ -114,26 +144,28 @@ class TransformersDecoder:
         if planar is not None:
             self._behind = positions[:, -1:] - planar.amax((0, 2))[:, None]
             positions = planar
-        hidden = self._model.get_decoder()(
-            **self._vision.embedded(prompts, media),
-            attention_mask=self._attention_mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[:, -1]).float()
-        return logits
+        with self._autocast():
+            hidden = self._model.get_decoder()(
+                **self._vision.embedded(prompts, media),
+                attention_mask=self._attention_mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            ).last_hidden_state
+            logits: torch.Tensor = self._model.get_output_embeddings()(hidden[:, -1])
+        return logits.float()
 
     def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
         """See `Decoder`."""
         columns = torch.arange(prompts.shape[1], device=prompts.device)
-        output = self._model(
-            input_ids=prompts,
-            attention_mask=(columns >= padding[:, None]).long(),
-            position_ids=(columns - padding[:, None]).clamp_(min=0),
-            use_cache=False,
-            logits_to_keep=count,
-        )
+        with self._autocast():
+            output = self._model(
+                input_ids=prompts,
+                attention_mask=(columns >= padding[:, None]).long(),
+                position_ids=(columns - padding[:, None]).clamp_(min=0),
+                use_cache=False,
+                logits_to_keep=count,
+            )
         logits: torch.Tensor = output.logits.float()
         return logits
 
@@ -152,14 +184,15 @@ class TransformersDecoder:
         return self._forward(tokens[:, None], positions)
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=self._attention_mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with self._autocast():
+            output = self._model(
+                input_ids=tokens,
+                attention_mask=self._attention_mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
@@ -183,6 +216,7 @@ class _Weights(NamedTuple):
 
     embedding: torch.Tensor
     head: torch.Tensor
+    head_gain: torch.Tensor | None  # if it is not folded into the head
     layers: list[_Layer]
 
 
@@ -192,11 +226,20 @@ class FusedDecoder:
     One product computes q, k and v, another one gate and up. Gains of norms and the attention scale are folded into the
     weights that follow them. The two halves that rotary embeddings pair are interleaved, so that rotating queries and
     keys is one complex product. Adapters are merged.
+
+    In bfloat16, sums over layers and scores of attention have the precision that they have in training.
+
+    Args:
+        model: Model in training.
+        dtype: Precision of the products.
+        shares_weights: Whether nothing is sampled while weights change, so that embedding and head need no copy.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
         config: Any = model.config
         self._dtype = dtype
+        self._sum_dtype: torch.dtype = _inner(model).embed_tokens.weight.dtype
+        self._shares_weights = shares_weights
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
@@ -235,23 +278,47 @@ class FusedDecoder:
             first = decoder.prefill(prompts, padding)
             decoder.select(torch.tensor([1, 0, 1], device=device))
             results.append(torch.cat([first, decoder.step(prompts[0, :3])]))
-        tolerance = FUSED_TOLERANCE if self._dtype == torch.float32 else HALF_TOLERANCE
         mine, theirs = results
-        return torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance)
+        if self._dtype == torch.float32 and (device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"):
+            return torch.allclose(mine, theirs, atol=FUSED_TOLERANCE, rtol=FUSED_TOLERANCE)
+        errors = (mine.log_softmax(-1) - theirs.log_softmax(-1)).abs()
+        return bool((errors <= HALF_TOLERANCE * theirs.std(-1, keepdim=True)).all())
 
     @torch.no_grad()
-    def copied(self, model: PreTrainedModel) -> _Weights:
+    def copied(self, model: PreTrainedModel, into: _Weights | None = None) -> _Weights:
+        """See `Decoder`. Each layer replaces its former self, so two sets of layers never exist."""
+        decoder, module = _inner(model), _head(model)
+        merged, gain, head_gain = _weight(module), decoder.norm.weight, None
+        embedding = self._held(decoder.embed_tokens.weight, into and into.embedding, decoder.embed_tokens.weight.dtype)
+        if merged.numel() <= FOLDED_HEAD_NUMBERS:
+            head = self._folded(merged, gain)
+        else:
+            head_gain = gain.detach().clone()
+            if merged.data_ptr() == decoder.embed_tokens.weight.data_ptr() and embedding.dtype == self._dtype:
+                head = embedding
+            elif hasattr(module, "base_layer"):
+                head = merged.to(self._dtype)
+            else:
+                head = self._held(module.weight, into and into.head, self._dtype)
+        layers = [] if into is None else into.layers
+        for index, layer in enumerate(decoder.layers):
+            layers[index : index + 1] = [self._fuse(layer)]
+        return _Weights(embedding, head, head_gain, layers)
+
+    def _held(self, weight: torch.Tensor, old: torch.Tensor | None, read_as: torch.dtype) -> torch.Tensor:
+        """Returns a weight itself if it cannot change while this decoder reads it, and a copy otherwise."""
+        if weight.dtype == read_as and (self._shares_weights or not weight.requires_grad):
+            return weight.detach()
+        return weight.detach().to(self._dtype, copy=True) if old is None else old.copy_(weight)
+
+    @property
+    def weights(self) -> _Weights:
         """See `Decoder`."""
-        decoder = _inner(model)
-        return _Weights(
-            embedding=decoder.embed_tokens.weight.detach().to(self._dtype, copy=True),
-            head=self._folded(_weight(_head(model)), decoder.norm.weight),
-            layers=[self._fuse(layer) for layer in decoder.layers],
-        )
+        return _Weights(self._embedding, self._head, self._head_gain, self._layers)
 
     def use(self, weights: _Weights) -> None:
         """See `Decoder`."""
-        self._embedding, self._head, self._layers = weights
+        self._embedding, self._head, self._head_gain, self._layers = weights
 
     def _folded(self, weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return (weight * gain).to(self._dtype)
@@ -283,7 +350,7 @@ class FusedDecoder:
         return _Layer(
             qkv=self._folded(qkv, layer.input_layernorm.weight),
             qkv_bias=copied(bias),
-            gain=copied(gain),
+            gain=None if gain is None else gain.float(),
             out=_weight(attention.o_proj).t().to(self._dtype, copy=True),
             out_bias=copied(attention.o_proj.bias),
             gate_up=self._folded(gate_up, layer.post_attention_layernorm.weight),
@@ -329,7 +396,7 @@ class FusedDecoder:
             rotations = self._rotations[positions.clamp_(min=0)].view(rows * tokens, 1, -1)
             bias = bias + self._bias[chunk]
             bias.diagonal(dim1=-2, dim2=-1).zero_()  # Padding sees itself, since an empty softmax is undefined.
-        x = self._embedding[prompts.reshape(-1)]
+        x = self._embedding[prompts.reshape(-1)].to(self._sum_dtype)
         for index, layer in enumerate(self._layers):
             q, k, v = self._queries_keys_values(x, layer, rotations)
             q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
@@ -337,10 +404,15 @@ class FusedDecoder:
             v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
             self._keys[index][chunk, :, :tokens] = k
             self._values[index][chunk, :, :tokens] = v
-            scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
-            scores = scores.view(rows, self._heads, tokens, tokens) + bias
-            mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
-            mixed = mixed.view(rows, self._heads, tokens, dim).transpose(1, 2).reshape(rows * tokens, -1)
+            if self._dtype == torch.float32:
+                scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
+                scores = scores.view(rows, self._heads, tokens, tokens) + bias
+                mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
+                mixed = mixed.view(rows, self._heads, tokens, dim)
+            else:
+                q = q.reshape(rows, self._heads, tokens, dim)
+                mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0, enable_gqa=group > 1)
+            mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
             x = self._mlp(x, mixed, layer)
         return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
 
@@ -386,45 +458,62 @@ class FusedDecoder:
             self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
         group, dim = self._heads // self._kv_heads, self._head_dim
-        x = self._embedding[tokens]
+        x = self._embedding[tokens].to(self._sum_dtype)
         for index, layer in enumerate(self._layers):
             q, k, v = self._queries_keys_values(x, layer, rotations)
             keys, values = self._keys[index], self._values[index]
             keys[:, :, length] = k
             values[:, :, length] = v
-            scores = torch.matmul(q.view(rows, self._kv_heads, group, dim), keys[:, :, : length + 1].transpose(-1, -2))
-            if self._bias is not None:
-                scores = scores + self._bias
-            mixed = torch.matmul(scores.softmax(-1), values[:, :, : length + 1])
-            x = self._mlp(x, mixed.view(rows, -1), layer)
+            q, seen, read = (
+                q.view(rows, self._kv_heads, group, dim),
+                keys[:, :, : length + 1],
+                values[:, :, : length + 1],
+            )
+            if self._dtype == torch.float32:
+                scores = torch.matmul(q, seen.transpose(-1, -2))
+                if self._bias is not None:
+                    scores = scores + self._bias
+                mixed = torch.matmul(scores.softmax(-1), read)
+            else:
+                mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
+            x = self._mlp(x, mixed.reshape(rows, -1), layer)
         return self._logits(x)
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns rotated queries ``(positions, heads, head_dim)``, rotated keys, and values, of normalized ``x``."""
-        projected = F.linear(self._normalised(x), layer.qkv, layer.qkv_bias).view(len(x), -1, self._head_dim)
+        projected = F.linear(self._normalised(x).to(self._dtype), layer.qkv, layer.qkv_bias).view(
+            len(x), -1, self._head_dim
+        )
         rotated = self._heads + self._kv_heads
         turning = projected[:, :rotated]
         if layer.gain is not None:
-            turning = self._normalised(turning) * layer.gain
+            turning = self._normalised(turning.float()) * layer.gain
         pairs = torch.view_as_complex(turning.float().view(len(x), rotated, -1, 2))
         turned = torch.view_as_real(pairs * rotations).view(len(x), rotated, self._head_dim).to(self._dtype)
         return turned[:, : self._heads], turned[:, self._heads :], projected[:, rotated:]
 
     def _mlp(self, x: torch.Tensor, mixed: torch.Tensor, layer: _Layer) -> torch.Tensor:
-        x = torch.addmm(x, mixed, layer.out)
+        x = self._sum(x, mixed, layer.out)
         if layer.out_bias is not None:
             x = x + layer.out_bias
-        gate, value = F.linear(self._normalised(x), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        x = torch.addmm(x, F.silu(gate) * value, layer.down)
+        gate, value = F.linear(self._normalised(x).to(self._dtype), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        x = self._sum(x, F.silu(gate) * value, layer.down)
         return x if layer.down_bias is None else x + layer.down_bias
+
+    @staticmethod
+    def _sum(x: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, inputs, weight) if x.dtype == weight.dtype else x + torch.mm(inputs, weight)
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], None, self._epsilon)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self._normalised(x), self._head).float()
+        normalised = self._normalised(x)
+        if self._head_gain is not None:
+            normalised = normalised * self._head_gain
+        return F.linear(normalised.to(self._dtype), self._head).float()
 
     def _grow_rotations(self, positions: int) -> None:
         """Extends the table of ``cos + i sin``, ``(positions, head_dim / 2)``, to at least ``positions``."""

@@ -61,6 +61,7 @@ class LocalEngine(RolloutEngine):
         max_model_tokens: Maximum length of prompt plus completion.
         max_batch_rows: Maximum sequences sampled concurrently.
         takes_media: Whether prompts may contain images of ``parser``.
+        takes_turns: Whether the thread of ``executor`` also calls `load_weights`.
     """
 
     name: ClassVar[str] = "local"
@@ -77,6 +78,7 @@ class LocalEngine(RolloutEngine):
         max_model_tokens: int,
         max_batch_rows: int,
         takes_media: bool = False,
+        takes_turns: bool = False,
     ) -> None:
         self._decoder = decoder
         self.parser = parser
@@ -86,6 +88,7 @@ class LocalEngine(RolloutEngine):
         self._max_model_tokens = max_model_tokens
         self._max_batch_rows = max_batch_rows
         self._takes_media = takes_media
+        self._takes_turns = takes_turns
         self._waiting: list[_Waiting] = []
         self._is_busy = False
         self._is_closed = False
@@ -231,11 +234,20 @@ class LocalEngine(RolloutEngine):
         """Loads the current weights of ``model`` for the next batch.
 
         The calling thread copies the weights; ``model`` must not change meanwhile. A running batch is not waited for.
+        No more sets of weights exist meanwhile than after it.
         """
+        if self._takes_turns:  # so no batch is running
+            weights = self._decoder.copied(model, self._decoder.weights)
+            self._loaded, self.weight_version = (weights, version), version
+            return
+        with self._lock:
+            if self._loaded is not None:  # no batch began since; the next one waits here
+                self._loaded = self._decoder.copied(model, self._loaded[0]), version
+                self.weight_version = version
+                return
         weights = self._decoder.copied(model)
         with self._lock:
-            self._loaded = weights, version
-            self.weight_version = version
+            self._loaded, self.weight_version = (weights, version), version
 
 
 def _output(completion: Completion, version: int) -> TokenOutput:

@@ -8,7 +8,8 @@ from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, Tran
 from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
-FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # of `rllm_local.decoders`, which imports torch
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.decoders.FusedDecoder` knows
+FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
 # Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
 # adds to the gradient of the whole head after each chunk, so few chunks are better.
@@ -48,7 +49,7 @@ def estimate(
     always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
     training = _training(config, local, shape, on_gpu=on_gpu)
     sampling = _sampling(config, local, shape, model_type)
-    copies = [("weights to publish", _copy_bytes(config, local, shape, model_type))]
+    copies = [("weights to publish", _published_bytes(config, local, shape, model_type))]
     if local.generation == "separated":
         phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
     else:
@@ -90,11 +91,25 @@ def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, mode
 
 def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
     """One set of weights in the form that the decoder of `rllm_local.model.make_decoder` reads."""
-    if model_type in FUSED_MODEL_TYPES:
-        head = shape.vocabulary * shape.hidden if shape.tied else 0  # the fused head has the gains of the last norm
-        return BYTES[local.dtype] * (shape.parameters + head)
     shares_weights = local.generation == "colocated" and config.training.trigger_parameter_sync_step == 1
-    return 0 if shares_weights else FLOAT32 * shape.parameters
+    if model_type not in FUSED_MODEL_TYPES:
+        return 0 if shares_weights else FLOAT32 * shape.parameters
+    size, matrix = BYTES[local.dtype], shape.vocabulary * shape.hidden
+    is_fixed = shares_weights or local.lora is not None  # while the decoder reads embedding and head
+    has_dtype = local.lora is not None or local.dtype == "float32"
+    matrices = 0 if is_fixed else 1
+    if matrix <= FOLDED_HEAD_NUMBERS:
+        matrices += 1  # the head has the gains of the last norm
+    elif not (is_fixed and has_dtype) and (is_fixed or not shape.tied):
+        matrices += 1
+    return size * (shape.layers * shape.layer_parameters + matrices * matrix)
+
+
+def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
+    """What a sync allocates: the next set of weights, or one layer at a time if nothing is sampled meanwhile."""
+    if local.generation == "separated":
+        return _copy_bytes(config, local, shape, model_type)
+    return BYTES[local.dtype] * shape.layer_parameters if model_type in FUSED_MODEL_TYPES else 0
 
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:

@@ -177,13 +177,15 @@ def make_decoder(
             training, and every optimizer step goes live at once.
         images: Source of images; None for text only.
     """
+    autocast_dtype = torch.bfloat16 if config.dtype == "bfloat16" else None
     if FusedDecoder.supports(model):
-        fused = FusedDecoder(model, getattr(torch, config.dtype))
+        fused = FusedDecoder(model, getattr(torch, config.dtype), shares_weights=shares_weights)
         with torch.inference_mode():
-            if fused.agrees_with(TransformersDecoder(model, shared=True), vocabulary_size(model)):
+            reference = TransformersDecoder(model, shared=True, autocast_dtype=autocast_dtype)
+            if fused.agrees_with(reference, vocabulary_size(model)):
                 return fused
         logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
-    return TransformersDecoder(model, shared=shares_weights, images=images)
+    return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=autocast_dtype)
 
 
 def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

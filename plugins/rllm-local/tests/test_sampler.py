@@ -161,8 +161,12 @@ class CountingDecoder:
         self.rows.append(len(tokens))
         return self.decoder.step(tokens)
 
-    def copied(self, model: PreTrainedModel) -> Any:
-        return self.decoder.copied(model)
+    def copied(self, model: PreTrainedModel, into: Any = None) -> Any:
+        return self.decoder.copied(model, into)
+
+    @property
+    def weights(self) -> Any:
+        return self.decoder.weights
 
     def use(self, weights: Any) -> None:
         self.decoder.use(weights)
