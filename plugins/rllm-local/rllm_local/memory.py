@@ -106,10 +106,15 @@ def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, 
 
 
 def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
-    """What a sync allocates: the next set of weights, or one layer at a time if nothing is sampled meanwhile."""
+    """What a sync allocates: the next set of weights, or one layer at a time if nothing is sampled meanwhile.
+
+    A layer is joined and multiplied by the gains of norms in float32: twice the size of gate and up.
+    """
     if local.generation == "separated":
         return _copy_bytes(config, local, shape, model_type)
-    return BYTES[local.dtype] * shape.layer_parameters if model_type in FUSED_MODEL_TYPES else 0
+    if model_type not in FUSED_MODEL_TYPES:
+        return 0
+    return BYTES[local.dtype] * shape.layer_parameters + 2 * FLOAT32 * 2 * shape.intermediate * shape.hidden
 
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
+from rllm_local import decoders, memory
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.decoders import FusedDecoder
@@ -172,16 +173,38 @@ def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: 
     assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
 
 
+@pytest.mark.parametrize("folded_numbers", [2**22, 0], ids=["small heads", "large heads"])
+@pytest.mark.parametrize("generation", ["colocated", "separated"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_the_copy_for_sampling_is_as_large_as_predicted(model_type: str, dtype: str) -> None:
+def test_the_copy_for_sampling_is_as_large_as_predicted(
+    model_type: str, dtype: str, generation: str, folded_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (memory, decoders):
+        monkeypatch.setattr(module, "FOLDED_HEAD_NUMBERS", folded_numbers)
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
-    decoder = FusedDecoder(model, getattr(torch, dtype))
-    weights = decoder.copied(model)
+    shares = generation == "colocated"
+    live = Allocations(lambda _: "all")
+    live.ignore(model.parameters())
+    with live:
+        decoder = FusedDecoder(model, getattr(torch, dtype), shares_weights=shares)
+    live.restart()
+    with live:
+        weights = decoder.copied(model, decoder.weights if shares else None)
     parts = [weights.embedding, weights.head, *(part for layer in weights.layers for part in layer if part is not None)]
-    found = predicted(model_type, dtype)
-    assert found["training", "copy for sampling"] == pytest.approx(allocated(parts), rel=WITHIN)
-    assert found["weight sync", "weights to publish"] == found["training", "copy for sampling"]
+    read = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    copies = [part for part in parts if part.untyped_storage()._cdata not in read]
+    found = predicted(model_type, dtype, generation=generation)
+    phase = "training" if shares else "training and generation"
+    assert found[phase, "copy for sampling"] == pytest.approx(allocated(copies), rel=WITHIN)
+    # A sync makes a new set of weights only if the old one may be in use.
+    published = found["weight sync", "weights to publish"]
+    if not shares:
+        assert published == found[phase, "copy for sampling"]
+    grown = live.peak_bytes["all"] - live.restarted_bytes["all"]
+    if folded_numbers:  # at most 32 MB, which the arithmetic leaves out
+        grown -= 2 * 4 * shape_of(model_type).largest_parameters
+    assert grown < (1 + WITHIN) * published + (0 if shares else 4 * 4 * shape_of(model_type).layer_parameters)
 
 
 @pytest.mark.parametrize("model_type", SHAPES)
