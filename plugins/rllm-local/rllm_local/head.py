@@ -208,12 +208,11 @@ class _ChunkedHead(torch.autograd.Function):
             narrow = of_logits.to(matrix.dtype)
             if of_hidden is not None:
                 torch.mm(narrow, matrix, out=of_hidden[start:end])
-            if added is None:
-                continue
-            if added.dtype == narrow.dtype:
+            if added is not None and added.dtype == narrow.dtype:
                 added.addmm_(narrow.t(), inputs[start:end])
-            else:
+            elif added is not None:
                 added.add_(torch.mm(narrow.t(), inputs[start:end]))
+            del narrow  # before the next chunk needs its memory
         if of_hidden is not None:
             of_hidden = of_hidden.to(ctx.hidden_dtype)
         return of_hidden, of_weight, None, None, None, None, None, None

@@ -16,7 +16,7 @@ CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes
 CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
 # Float32 numbers per logit that exist at once, see `rllm_local.head`. If all logits fit in one chunk: log_softmax and
 # its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
-# exponentials.
+# exponentials; under autocast also the bfloat16 numbers that they come from.
 TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
 # Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
@@ -126,11 +126,12 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"
     copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
     activations = shape.activation_bytes(tokens, compute, checkpointing=False)
-    numbers, chunk = ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS, chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
+    per_logit = FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS)
+    chunk = chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
     if tokens > chunk:
-        numbers = CHUNKED_LOGITS
+        per_logit = FLOAT32 * CHUNKED_LOGITS + (BFLOAT16 if compute == "autocast" else 0)
     return [
-        ("logits", shape.logits_bytes(min(tokens, chunk), FLOAT32 * numbers)),
+        ("logits", shape.logits_bytes(min(tokens, chunk), per_logit)),
         ("activations", activations + FLOAT32 * shape.largest_parameters),
         ("bfloat16 copies", copies),
     ]

@@ -132,7 +132,11 @@ def allocated(tensors: Any) -> int:
 @pytest.mark.parametrize("entropy", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: float) -> None:
+@pytest.mark.parametrize("nodes_at_once", [TOKENS, 100])
+def test_training_needs_what_is_predicted(
+    model_type: str, dtype: str, entropy: float, nodes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CPU_CHUNK_LOGITS", nodes_at_once * shape_of(model_type).vocabulary)
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
     trainer = Trainer(
         model=model,
