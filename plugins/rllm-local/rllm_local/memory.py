@@ -24,13 +24,28 @@ SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
 CACHE_COPIES = 3
 CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
 
-TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', or train adapters ([local.lora])"
-SAMPLING_ADVICE = "lower local.max_batch_rows or rollout.max_response_tokens"
+TRAINING_ADVICE = (
+    "lower local.max_batch_tokens, set local.gradient_checkpointing = 'on' or local.dtype = 'bfloat16', or train "
+    "adapters ([local.lora])"
+)
+SAMPLING_ADVICE = "lower local.max_batch_rows, local.max_cache_gb or rollout.max_response_tokens"
 
 
 def chunk_nodes(vocabulary: int, *, on_gpu: bool) -> int:
     """Returns the number of positions whose logits training holds at once."""
     return max(1, (GPU_CHUNK_LOGITS if on_gpu else CPU_CHUNK_LOGITS) // vocabulary)
+
+
+def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
+    """Returns the largest cache of a batch, including copies; None for any.
+
+    Args:
+        local: Section ``[local]``.
+        gpu_bytes: Memory of the GPU; None on the CPU.
+    """
+    if local.max_cache_gb:
+        return int(local.max_cache_gb * 10**9)
+    return None if gpu_bytes is None else gpu_bytes // 4
 
 
 def estimate(
@@ -46,9 +61,10 @@ def estimate(
         on_gpu: Whether the device is a GPU.
         capacity: Memory of the device in bytes.
     """
+    local = local.resolved(on_gpu=on_gpu)
     always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
     training = _training(config, local, shape, on_gpu=on_gpu)
-    sampling = _sampling(config, local, shape, model_type)
+    sampling = _sampling(config, local, shape, model_type, max_cache_bytes(local, capacity if on_gpu else None))
     copies = [("weights to publish", _published_bytes(config, local, shape, model_type))]
     if local.generation == "separated":
         phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
@@ -125,7 +141,7 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"
     copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
-    activations = shape.activation_bytes(tokens, compute, checkpointing=False)
+    activations = shape.activation_bytes(tokens, compute, checkpointing=local.gradient_checkpointing == "on")
     per_logit = FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS)
     chunk = chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
     if tokens > chunk:
@@ -137,14 +153,17 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     ]
 
 
-def _sampling(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:
+def _sampling(
+    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, most: int | None
+) -> Parts:
     training = config.training
     at_once = max(config.window_quota * training.rollouts_per_group, training.validation_rollouts)
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
     is_fused = model_type in FUSED_MODEL_TYPES
     tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
+    cache = shape.cache_bytes(tokens, BYTES[local.dtype])
     return [
-        ("cache", shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused else FLOAT32)),
+        ("cache", cache if most is None else min(cache, most)),
         ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
     ]
 

@@ -15,6 +15,7 @@ import torch
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
+from rllm_local.model import compute_dtype, runs_on_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
@@ -341,6 +342,22 @@ async def test_lora_targets_that_do_not_exist(run_config: Build) -> None:
     with pytest.raises(ConfigError, match=r"local\.lora: "):
         await backend.init_rollout_engine(None)  # type: ignore[arg-type]
     await backend.shutdown()
+
+
+def test_settings_and_promises_follow_the_device(run_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(local: LocalConfig) -> tuple[object, ...]:
+        resolved = local.resolved(on_gpu=runs_on_gpu(local))
+        is_deterministic = LocalBackend.capabilities(run_config(local)).deterministic
+        return compute_dtype(local), resolved.gradient_checkpointing, is_deterministic
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert found(LocalConfig()) == (torch.float32, "off", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert found(LocalConfig()) == (torch.bfloat16, "on", False)
+    assert found(LocalConfig(device="cuda:1")) == (torch.bfloat16, "on", False)
+    assert found(LocalConfig(device="cpu")) == (torch.float32, "off", True)
+    exact = LocalConfig(dtype="float32", gradient_checkpointing="off")
+    assert found(exact) == (torch.float32, "off", False)
 
 
 async def test_capabilities(run_config: Build) -> None:

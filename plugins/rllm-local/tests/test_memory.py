@@ -16,6 +16,7 @@ from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.decoders import FusedDecoder
 from rllm_local.memory import advice, estimate
+from rllm_local.model import max_cache_positions, recompute_layers
 from rllm_local.sampler import Request, generate
 from rllm_local.training import Trainer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -128,6 +129,19 @@ def allocated(tensors: Any) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
+def trainer_of(model_type: str, dtype: str) -> Trainer:
+    return Trainer(
+        model=AutoModelForCausalLM.from_config(config_of(model_type)).eval(),
+        loss=PPOClip(),
+        aggregation=Aggregation("token_mean"),
+        temperature=1.0,
+        optimizer_config=OptimizerConfig(learning_rate=1e-3),
+        share_prefixes=True,
+        max_batch_tokens=TOKENS,
+        autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("entropy", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -137,17 +151,8 @@ def test_training_needs_what_is_predicted(
     model_type: str, dtype: str, entropy: float, nodes_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "CPU_CHUNK_LOGITS", nodes_at_once * shape_of(model_type).vocabulary)
-    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
-    trainer = Trainer(
-        model=model,
-        loss=PPOClip(),
-        aggregation=Aggregation("token_mean"),
-        temperature=1.0,
-        optimizer_config=OptimizerConfig(learning_rate=1e-3),
-        share_prefixes=True,
-        max_batch_tokens=TOKENS,
-        autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
-    )
+    trainer = trainer_of(model_type, dtype)
+    model = trainer.model
     shape = shape_of(model_type)
     batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
     live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
@@ -175,6 +180,39 @@ def test_training_needs_what_is_predicted(
         )
     )
     assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_layers_that_are_computed_again_keep_what_is_predicted(model_type: str, dtype: str) -> None:
+    trainer = trainer_of(model_type, dtype)
+    recompute_layers(trainer.model)
+    shape = shape_of(model_type)
+    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.model.parameters())])
+    with live:
+        trainer.forward_backward(batch, 0.0)
+    found = predicted(model_type, dtype, gradient_checkpointing="on")
+    activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
+    assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
+    assert found["training", "activations"] < predicted(model_type, dtype)["training", "activations"]
+
+
+def test_the_cache_is_limited() -> None:
+    shape, config = shape_of("llama"), run_file()
+    for local, on_gpu, most in (
+        (LocalConfig(max_cache_gb=0.001), False, 10**6),
+        (LocalConfig(), True, 4 * 10**6 // 4),
+        (LocalConfig(max_cache_gb=0.002), True, 2 * 10**6),
+    ):
+        device = estimate(config, local, shape, "llama", on_gpu=on_gpu, capacity=4 * 10**6).devices[0]
+        assert [use.size_bytes for use in device.uses if use.what == "cache"] == [most]
+    model = AutoModelForCausalLM.from_config(config_of("llama"))
+    assert max_cache_positions(model, LocalConfig(device="cpu")) is None
+    most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=0.001))
+    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))
 
 
 @pytest.mark.parametrize("folded_numbers", [2**22, 0], ids=["small heads", "large heads"])

@@ -196,6 +196,23 @@ def test_completions_share_rows_until_they_differ(kind: str, decoder: Decoder, m
         assert distinct <= rows < distinct / COMPACT_BELOW
 
 
+@pytest.mark.parametrize("tokens_ahead", [3, 16, 100])
+def test_tokens_ahead_change_nothing(decoder: Decoder, tokens_ahead: int) -> None:
+    params = [
+        SamplingParams(max_response_tokens=3),
+        SamplingParams(max_response_tokens=70, stop_token_ids=tuple(range(0, 250, 20))),
+        SamplingParams(max_response_tokens=37, temperature=0.5, stop_token_ids=(50, 51, 52)),
+    ]
+    batch = [Request(r.prompt_ids, p, r.seeds) for r, p in zip(requests(seeds=8), params, strict=True)]
+    expected = generate(decoder, batch, CPU)
+    found = generate(decoder, batch, CPU, tokens_ahead=tokens_ahead)
+    assert {c.stopped for c in flat(expected)} == {True, False}
+    for before, after in zip(flat(expected), flat(found), strict=True):
+        assert after.token_ids.tolist() == before.token_ids.tolist()
+        assert after.stopped == before.stopped
+        assert np.abs(after.logprobs - before.logprobs).max() < 1e-5
+
+
 def test_seeds_matter_and_repeat(decoder: Decoder) -> None:
     first, again = (flat(generate(decoder, requests(), CPU)) for _ in range(2))
     assert [c.token_ids.tolist() for c in first] == [c.token_ids.tolist() for c in again]
