@@ -196,7 +196,8 @@ def test_layers_that_are_computed_again_keep_what_is_predicted(model_type: str, 
         trainer.forward_backward(batch, 0.0)
     found = predicted(model_type, dtype, gradient_checkpointing="on")
     activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
-    assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
+    # An upper bound: a recomputed layer, copies of weights and the gradient of the embedding do not exist together.
+    assert 0.4 * activations < live.peak_bytes["other"] < activations
     assert found["training", "activations"] < predicted(model_type, dtype)["training", "activations"]
 
 
