@@ -8,7 +8,7 @@ from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, Tran
 from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
-FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.decoders.FusedDecoder` knows
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.fused.FusedDecoder` knows
 FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
 # Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
@@ -161,7 +161,8 @@ def _sampling(
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
     is_fused = model_type in FUSED_MODEL_TYPES
     tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
-    cache = shape.cache_bytes(tokens, BYTES[local.dtype])
+    # Transformers rotates keys in the precision of the weights.
+    cache = shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32)
     return [
         ("cache", cache if most is None else min(cache, most)),
         ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),

@@ -19,7 +19,8 @@ from transformers.utils import logging as transformers_logging
 from rllm_core.errors import ConfigError
 from rllm_local import attention
 from rllm_local.config import LocalConfig, LoRAConfig
-from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+from rllm_local.decoders import Decoder, TransformersDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.memory import CACHE_COPIES, max_cache_bytes
 from rllm_local.vision import ImageSource
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from rllm_local import engine as engine_module
-from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
+from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import generate
 from transformers import AutoModelForCausalLM
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
-from rllm_local import decoders, memory
+from rllm_local import fused, memory
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
-from rllm_local.decoders import FusedDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.memory import advice, estimate
 from rllm_local.model import max_cache_positions, recompute_layers
 from rllm_local.sampler import Request, generate
@@ -223,7 +223,7 @@ def test_the_cache_is_limited() -> None:
 def test_the_copy_for_sampling_is_as_large_as_predicted(
     model_type: str, dtype: str, generation: str, folded_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (memory, decoders):
+    for module in (memory, fused):
         monkeypatch.setattr(module, "FOLDED_HEAD_NUMBERS", folded_numbers)
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
     shares = generation == "colocated"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from rllm_local.config import LocalConfig, LoRAConfig
-from rllm_local.decoders import FusedDecoder, TransformersDecoder
+from rllm_local.decoders import TransformersDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.model import load_model, make_decoder
 from rllm_local.sampler import Request, generate
 from rllm_local.training import Trainer

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+from rllm_local.decoders import Decoder, TransformersDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
 from rllm_local.vision import Placement
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

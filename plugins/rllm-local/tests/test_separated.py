@@ -22,8 +22,8 @@ from rllm_local import engine as engine_module
 from rllm_local import model as model_module
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
-from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
+from rllm_local.fused import FusedDecoder
 from rllm_local.model import load_model, settings_for
 from rllm_local.sampler import generate
 
