@@ -95,7 +95,7 @@ class TransformersDecoder:
             torch.autocast, model.device.type, autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
         )
         self._model: Any = model if shared else copy.deepcopy(model).requires_grad_(False)
-        self._own = {} if shared else dict(self._model.named_parameters())
+        self._own: dict[str, torch.Tensor] = {} if shared else dict(self._model.named_parameters())
         self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
         self._attention_mask = torch.empty(0)

@@ -105,7 +105,7 @@ class LocalEngine(RolloutEngine):
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and not takes_turns:
             # On the stream of training, each token would wait for the queued kernels of a whole pass.
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(device))  # for the weights of the decoder
         self._waiting: list[_Waiting] = []
         self._is_busy = False

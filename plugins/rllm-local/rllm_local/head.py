@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from rllm_local.memory import chunk_nodes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Chunk(NamedTuple):
@@ -41,8 +38,8 @@ class Head:
             model computes all logits of a pass at once.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float, autocast_dtype: torch.dtype | None) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any, temperature: float, autocast_dtype: torch.dtype | None) -> None:
+        self._model = model
         self._module: Any = model.get_output_embeddings()
         self._temperature = temperature
         self._dtype = autocast_dtype
@@ -70,7 +67,7 @@ class Head:
             return self._numbers(hidden, node_of_token, targets, entropy)
         chunks = _chunks(node_of_token, len(hidden), most)
         if self._is_bare and type(self._module) is torch.nn.Linear and self._module.bias is None:
-            found = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+            found = _ChunkedHead.apply(
                 hidden, self._module.weight, node_of_token, targets, chunks, self._temperature, self._dtype, entropy
             )
             return found[0], found[1] if entropy else None
@@ -123,7 +120,7 @@ class Head:
 @contextmanager
 def _decoder_that_returns(decoder: Any, hidden: torch.Tensor) -> Iterator[None]:
     """Replaces the forward pass of a decoder by its result, so that its model only computes logits."""
-    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)  # type: ignore[arg-type]
+    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)
     try:
         yield
     finally:

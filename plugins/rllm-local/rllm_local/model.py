@@ -232,7 +232,7 @@ def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | No
     text: Any = model.config.get_text_config()
     heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    numbers = 2 * text.num_hidden_layers * heads * head_dim
+    numbers: int = 2 * text.num_hidden_layers * heads * head_dim
     return max(1, most // (CACHE_COPIES * numbers * compute_dtype(config).itemsize))
 
 
