@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rllm_local import fused
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
@@ -238,6 +239,26 @@ async def test_lora_trains_adapters_only_and_samples_from_them(run_config: Build
         changed = {name for name, value in weights(backend).items() if not torch.equal(value, before[name])}
     assert changed
     assert all("lora_" in name and ("q_proj" in name or "down_proj" in name) for name in changed)
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("generation", ["colocated", "separated"])
+async def test_a_large_head_is_copied_only_if_it_changes_while_it_is_read(
+    run_config: Build, monkeypatch: pytest.MonkeyPatch, generation: Any, lora: LoRAConfig | None
+) -> None:
+    monkeypatch.setattr(fused, "FOLDED_HEAD_NUMBERS", 0)
+    local = LocalConfig(device="cpu", generation=generation, lora=lora)
+    async with started(run_config(local)) as (backend, engine):
+        for step in (1, 2):
+            samples = await two_turns(engine, 1.0)
+            assert largest_difference(samples, await backend.compute_logprobs(samples)) < 1e-5
+            await train(backend, [samples], step)
+        await two_turns(engine, 1.0)
+        model, read = backend._allocated().model, engine._decoder.weights
+        trained: Any = model.get_input_embeddings()
+        assert read.head.data_ptr() == read.embedding.data_ptr()  # tied
+        is_shared = generation == "colocated" or lora is not None
+        assert (read.head.data_ptr() == trained.weight.data_ptr()) == is_shared
 
 
 async def test_bfloat16_trains_float32_weights(run_config: Build) -> None:
