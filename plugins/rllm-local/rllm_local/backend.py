@@ -41,9 +41,13 @@ from rllm_local.engine import LocalEngine
 from rllm_local.memory import advice, estimate
 from rllm_local.model import (
     TorchSettings,
+    compute_dtype,
     device_of,
     load_model,
     make_decoder,
+    max_cache_positions,
+    recompute_layers,
+    runs_on_gpu,
     settings_for,
     trained_parameters,
     use_matching_attention,
@@ -105,7 +109,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             colocated=takes_turns,
             streaming=True,
             deferred_normalisation=True,
-            deterministic=takes_turns,
+            deterministic=takes_turns and not runs_on_gpu(local),  # sums on a GPU have no fixed order
         )
 
     def validate_config(self) -> list[str]:
@@ -171,6 +175,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._images = image_source(model, parser)
         auto_class: Any = AutoTokenizer if self._images is None else AutoProcessor
         self._tokenizer = auto_class.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
+        if self.local.resolved(on_gpu=runs_on_gpu(self.local)).gradient_checkpointing == "on":
+            recompute_layers(model)
         self._trainer = self._trainer_for(model)
         is_separated = self.local.generation == "separated"
         shares_weights = not is_separated and self.config.training.trigger_parameter_sync_step == 1
@@ -187,6 +193,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             max_model_tokens=text_config.max_position_embeddings,
             max_batch_rows=self.local.max_batch_rows,
             takes_media=self._images is not None,
+            takes_turns=self._sampling_worker is self._worker,
+            max_cache_positions=max_cache_positions(model, self.local),
         )
 
     async def init_reference_engine(self) -> LocalEngine:
@@ -200,7 +208,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return self._engine_for(model, self._engine.parser, shares_weights=True), model
 
     def _trainer_for(self, model: PreTrainedModel) -> Trainer:
-        half = self.local.dtype == "bfloat16"
+        dtype = compute_dtype(self.local)
         kl = self.config.algorithm.kl
         return Trainer(
             model=model,
@@ -212,7 +220,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             optimizer_config=self.config.optimizer,
             share_prefixes=self.local.packing == "prefix",
             max_batch_tokens=self.local.max_batch_tokens,
-            autocast_dtype=torch.bfloat16 if half else None,
+            autocast_dtype=dtype if dtype == torch.bfloat16 else None,
             vision=None if self._images is None else Vision(model, self._images),
         )
 

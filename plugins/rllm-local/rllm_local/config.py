@@ -30,15 +30,18 @@ class LocalConfig(Section):
         ),
     ] = "auto"
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        Field(description="Precision of the forward passes. Trained weights are always float32."),
-    ] = "float32"
+        Literal["auto", "float32", "bfloat16"],
+        Field(
+            description="Precision of the forward passes. auto is bfloat16 on a GPU and float32 on the CPU. Trained "
+            "weights are always float32."
+        ),
+    ] = "auto"
     generation: Annotated[
         Literal["colocated", "separated"],
         Field(
             description="Placement of generation. colocated alternates between sampling and training, and is "
-            "deterministic. separated samples from a copy of the weights in another thread while training continues; "
-            "asynchronous training requires it."
+            "deterministic on the CPU. separated samples from a copy of the weights in another thread while training "
+            "continues; asynchronous training requires it."
         ),
     ] = "colocated"
     threads: Annotated[
@@ -52,8 +55,9 @@ class LocalConfig(Section):
     matmul_precision: Annotated[
         Literal["auto", "highest", "high", "medium"],
         Field(
-            description="float32 matmul precision of torch on the CPU. auto selects medium for models with at least "
-            "5 M parameters if a probe shows that it still computes in float32 on this CPU."
+            description="float32 matmul precision of torch. On the CPU, auto selects medium for models with at least "
+            "5 M parameters if a probe shows that it still computes in float32 on this CPU. On a GPU, auto is high "
+            "(TF32)."
         ),
     ] = "auto"
     packing: Annotated[
@@ -66,7 +70,22 @@ class LocalConfig(Section):
     max_batch_tokens: Annotated[
         int, Field(ge=1, description="Maximum positions per forward-backward pass. Capped at 4096 on the CPU.")
     ] = 8192
+    gradient_checkpointing: Annotated[
+        Literal["auto", "on", "off"],
+        Field(
+            description="Whether to keep only the inputs of layers for the backward pass, and compute the rest again. "
+            "auto is on for a GPU and off for the CPU."
+        ),
+    ] = "auto"
     max_batch_rows: Annotated[int, Field(ge=1, description="Maximum sequences sampled concurrently.")] = 512
+    max_cache_gb: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Maximum size of the cache of the sequences sampled concurrently, in GB. 0 means a quarter of "
+            "the memory of a GPU, and no limit on the CPU.",
+        ),
+    ] = 0.0
     starter_seed: Annotated[
         int, Field(ge=0, description="Seed of the starter model, which is used if model.path is empty.")
     ] = 0
@@ -74,3 +93,10 @@ class LocalConfig(Section):
         bool, Field(description="Run Python code shipped with the model. Enable only for models you trust.")
     ] = False
     lora: Annotated[LoRAConfig | None, Field(description="Train adapters. If unset, train all weights.")] = None
+
+    def resolved(self, *, on_gpu: bool) -> LocalConfig:
+        """Returns these settings with the values for a device in place of ``auto``."""
+        dtype = ("bfloat16" if on_gpu else "float32") if self.dtype == "auto" else self.dtype
+        is_automatic = self.gradient_checkpointing == "auto"
+        checkpointing = ("on" if on_gpu else "off") if is_automatic else self.gradient_checkpointing
+        return self.model_copy(update={"dtype": dtype, "gradient_checkpointing": checkpointing})

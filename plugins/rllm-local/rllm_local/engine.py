@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -34,6 +35,8 @@ from rllm_local.vision import Placement
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+GPU_TOKENS_AHEAD = 16  # between copies to the host, each of which waits for the GPU
+
 
 @dataclass(frozen=True)
 class _Waiting:
@@ -43,6 +46,13 @@ class _Waiting:
     @property
     def rows(self) -> int:
         return len(self.request.seeds) if isinstance(self.request, Request) else 1
+
+    @property
+    def positions(self) -> int:
+        """Positions of each row in the cache; a scored sequence keeps none."""
+        if isinstance(self.request, Scoring):
+            return 0
+        return len(self.request.prompt_ids) + self.request.params.max_response_tokens
 
 
 class LocalEngine(RolloutEngine):
@@ -61,6 +71,8 @@ class LocalEngine(RolloutEngine):
         max_model_tokens: Maximum length of prompt plus completion.
         max_batch_rows: Maximum sequences sampled concurrently.
         takes_media: Whether prompts may contain images of ``parser``.
+        takes_turns: Whether the thread of ``executor`` also calls `load_weights`.
+        max_cache_positions: Maximum positions of all sequences of a batch; None for any number.
     """
 
     name: ClassVar[str] = "local"
@@ -77,6 +89,8 @@ class LocalEngine(RolloutEngine):
         max_model_tokens: int,
         max_batch_rows: int,
         takes_media: bool = False,
+        takes_turns: bool = False,
+        max_cache_positions: int | None = None,
     ) -> None:
         self._decoder = decoder
         self.parser = parser
@@ -86,6 +100,13 @@ class LocalEngine(RolloutEngine):
         self._max_model_tokens = max_model_tokens
         self._max_batch_rows = max_batch_rows
         self._takes_media = takes_media
+        self._takes_turns = takes_turns
+        self._max_cache_positions = max_cache_positions
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda" and not takes_turns:
+            # On the stream of training, each token would wait for the queued kernels of a whole pass.
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # for the weights of the decoder
         self._waiting: list[_Waiting] = []
         self._is_busy = False
         self._is_closed = False
@@ -123,9 +144,10 @@ class LocalEngine(RolloutEngine):
         """See `RolloutEngine`; prefills the prompt once."""
         prompt_ids, media = self._read(token_input)
         self.check_prompt(prompt_ids, sampling_params.max_response_tokens)
+        most = self._most_rows(len(prompt_ids) + sampling_params.max_response_tokens)
         parts = [
-            Request(prompt_ids, sampling_params, seeds[start : start + self._max_batch_rows], media)
-            for start in range(0, len(seeds), self._max_batch_rows)
+            Request(prompt_ids, sampling_params, seeds[start : start + most], media)
+            for start in range(0, len(seeds), most)
         ]
         waiting = self._enqueue(parts)
         return [output for item in waiting for output in await item.future]
@@ -164,17 +186,25 @@ class LocalEngine(RolloutEngine):
                 ids.append(token)
         return token_ids(ids), media
 
+    def _most_rows(self, positions: int) -> int:
+        """Returns how many sequences of a length fit in a batch."""
+        if self._max_cache_positions is None or not positions:
+            return self._max_batch_rows
+        return max(1, min(self._max_batch_rows, self._max_cache_positions // positions))
+
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[_Waiting] = []
-        rows = 0
+        rows, positions = 0, 0
         kind = type(self._waiting[0].request) if self._waiting else None  # A batch either samples or scores.
-        while self._waiting and rows + self._waiting[0].rows <= self._max_batch_rows:
-            if type(self._waiting[0].request) is not kind:
+        while self._waiting and type(self._waiting[0].request) is kind:
+            item = self._waiting[0]
+            longest = max(positions, item.positions)
+            if rows + item.rows > self._most_rows(longest):
                 break
-            item = self._waiting.pop(0)
+            self._waiting.pop(0)
             if not item.future.done():  # The caller may have cancelled it.
                 batch.append(item)
-                rows += item.rows
+                rows, positions = rows + item.rows, longest
         if not batch:
             self._is_busy = False
             return
@@ -200,11 +230,20 @@ class LocalEngine(RolloutEngine):
         loop.call_soon(self._start_batch, loop)
 
     def _run(self, batch: list[Request | Scoring]) -> list[Any]:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            return self._run_on_stream(batch)
+
+    def _run_on_stream(self, batch: list[Request | Scoring]) -> list[Any]:
         with self._lock:
             loaded, self._loaded = self._loaded, None
         if loaded is not None:
+            # Memory of other streams is free as soon as nothing refers to it, even if this stream still reads it.
+            if self._stream is not None:
+                self._stream.synchronize()
             weights, self._version = loaded
             self._decoder.use(weights)
+            if self._stream is not None:
+                self._stream.synchronize()
         scorings = [item for item in batch if isinstance(item, Scoring)]
         if scorings:
             return score(
@@ -215,10 +254,14 @@ class LocalEngine(RolloutEngine):
                 is_unwanted=lambda: self._is_closed,
             )
         requests = [item for item in batch if isinstance(item, Request)]
-        return [
-            [_output(completion, self._version) for completion in completions]
-            for completions in generate(self._decoder, requests, self._device, is_unwanted=lambda: self._is_closed)
-        ]
+        results = generate(
+            self._decoder,
+            requests,
+            self._device,
+            is_unwanted=lambda: self._is_closed,
+            tokens_ahead=GPU_TOKENS_AHEAD if self._device.type == "cuda" else 1,
+        )
+        return [[_output(completion, self._version) for completion in completions] for completions in results]
 
     def close(self) -> None:
         """Rejects further requests and cancels waiting ones; a running batch stops at its next token."""
@@ -231,11 +274,23 @@ class LocalEngine(RolloutEngine):
         """Loads the current weights of ``model`` for the next batch.
 
         The calling thread copies the weights; ``model`` must not change meanwhile. A running batch is not waited for.
+        No more sets of weights exist meanwhile than after it.
         """
+        if self._takes_turns:  # so no batch is running
+            self._loaded, self.weight_version = (self._decoder.copied(model, self._decoder.weights), version), version
+            return
+        with self._lock:
+            if self._loaded is not None:  # no batch began since; the next one waits here
+                self._publish(self._decoder.copied(model, self._loaded[0]), version)
+                return
         weights = self._decoder.copied(model)
         with self._lock:
-            self._loaded = weights, version
-            self.weight_version = version
+            self._publish(weights, version)
+
+    def _publish(self, weights: Any, version: int) -> None:
+        if self._stream is not None:  # which must not read what the stream of training has yet to write
+            torch.cuda.current_stream(self._device).synchronize()
+        self._loaded, self.weight_version = (weights, version), version
 
 
 def _output(completion: Completion, version: int) -> TokenOutput:

@@ -8,19 +8,44 @@ from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, Tran
 from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
-FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # of `rllm_local.decoders`, which imports torch
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.fused.FusedDecoder` knows
+FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
-# Float32 numbers per logit that exist at once: log_softmax and its two gradients; for entropies also the probabilities
-# and their products. `rllm_local.training` shows them.
-TRAINING_LOGITS, ENTROPY_LOGITS = 3, 5
+# Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
+# adds to the gradient of the whole head after each chunk, so few chunks are better.
+CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
+# Float32 numbers per logit that exist at once, see `rllm_local.head`. If all logits fit in one chunk: log_softmax and
+# its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
+# exponentials; under autocast also the bfloat16 numbers that they come from.
+TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
 # Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
 # The fused decoder doubles its cache when it is full, and copies the old one.
 CACHE_COPIES = 3
 CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
 
-TRAINING_ADVICE = "lower local.max_batch_tokens, set local.dtype = 'bfloat16', or train adapters ([local.lora])"
-SAMPLING_ADVICE = "lower local.max_batch_rows or rollout.max_response_tokens"
+TRAINING_ADVICE = (
+    "lower local.max_batch_tokens, set local.gradient_checkpointing = 'on' or local.dtype = 'bfloat16', or train "
+    "adapters ([local.lora])"
+)
+SAMPLING_ADVICE = "lower local.max_batch_rows, local.max_cache_gb or rollout.max_response_tokens"
+
+
+def chunk_nodes(vocabulary: int, *, on_gpu: bool) -> int:
+    """Returns the number of positions whose logits training holds at once."""
+    return max(1, (GPU_CHUNK_LOGITS if on_gpu else CPU_CHUNK_LOGITS) // vocabulary)
+
+
+def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
+    """Returns the largest cache of a batch, including copies; None for any.
+
+    Args:
+        local: Section ``[local]``.
+        gpu_bytes: Memory of the GPU; None on the CPU.
+    """
+    if local.max_cache_gb:
+        return int(local.max_cache_gb * 10**9)
+    return None if gpu_bytes is None else gpu_bytes // 4
 
 
 def estimate(
@@ -36,10 +61,11 @@ def estimate(
         on_gpu: Whether the device is a GPU.
         capacity: Memory of the device in bytes.
     """
+    local = local.resolved(on_gpu=on_gpu)
     always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
     training = _training(config, local, shape, on_gpu=on_gpu)
-    sampling = _sampling(config, local, shape, model_type)
-    copies = [("weights to publish", _copy_bytes(config, local, shape, model_type))]
+    sampling = _sampling(config, local, shape, model_type, max_cache_bytes(local, capacity if on_gpu else None))
+    copies = [("weights to publish", _published_bytes(config, local, shape, model_type))]
     if local.generation == "separated":
         phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
     else:
@@ -81,11 +107,30 @@ def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, mode
 
 def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
     """One set of weights in the form that the decoder of `rllm_local.model.make_decoder` reads."""
-    if model_type in FUSED_MODEL_TYPES:
-        head = shape.vocabulary * shape.hidden if shape.tied else 0  # the fused head has the gains of the last norm
-        return BYTES[local.dtype] * (shape.parameters + head)
     shares_weights = local.generation == "colocated" and config.training.trigger_parameter_sync_step == 1
-    return 0 if shares_weights else FLOAT32 * shape.parameters
+    if model_type not in FUSED_MODEL_TYPES:
+        return 0 if shares_weights else FLOAT32 * shape.parameters
+    size, matrix = BYTES[local.dtype], shape.vocabulary * shape.hidden
+    is_fixed = shares_weights or local.lora is not None  # while the decoder reads embedding and head
+    has_dtype = local.lora is not None or local.dtype == "float32"
+    matrices = 0 if is_fixed else 1
+    if matrix <= FOLDED_HEAD_NUMBERS:
+        matrices += 1  # the head has the gains of the last norm
+    elif not (is_fixed and has_dtype) and (is_fixed or not shape.tied):
+        matrices += 1
+    return size * (shape.layers * shape.layer_parameters + matrices * matrix)
+
+
+def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
+    """What a sync allocates: the next set of weights, or one layer at a time if nothing is sampled meanwhile.
+
+    A layer is joined and multiplied by the gains of norms in float32: twice the size of gate and up.
+    """
+    if local.generation == "separated":
+        return _copy_bytes(config, local, shape, model_type)
+    if model_type not in FUSED_MODEL_TYPES:
+        return 0
+    return BYTES[local.dtype] * shape.layer_parameters + 2 * FLOAT32 * 2 * shape.intermediate * shape.hidden
 
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:
@@ -96,22 +141,30 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"
     copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
-    activations = shape.activation_bytes(tokens, compute, checkpointing=False)
+    activations = shape.activation_bytes(tokens, compute, checkpointing=local.gradient_checkpointing == "on")
+    per_logit = FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS)
+    chunk = chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
+    if tokens > chunk:
+        per_logit = FLOAT32 * CHUNKED_LOGITS + (BFLOAT16 if compute == "autocast" else 0)
     return [
-        ("logits", shape.logits_bytes(tokens, FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS))),
+        ("logits", shape.logits_bytes(min(tokens, chunk), per_logit)),
         ("activations", activations + FLOAT32 * shape.largest_parameters),
         ("bfloat16 copies", copies),
     ]
 
 
-def _sampling(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:
+def _sampling(
+    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, most: int | None
+) -> Parts:
     training = config.training
     at_once = max(config.window_quota * training.rollouts_per_group, training.validation_rollouts)
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
     is_fused = model_type in FUSED_MODEL_TYPES
     tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
+    # Transformers rotates keys in the precision of the weights.
+    cache = shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32)
     return [
-        ("cache", shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused else FLOAT32)),
+        ("cache", cache if most is None else min(cache, most)),
         ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
     ]
 

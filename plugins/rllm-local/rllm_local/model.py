@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
 from rllm_local import attention
 from rllm_local.config import LocalConfig, LoRAConfig
-from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+from rllm_local.decoders import Decoder, TransformersDecoder
+from rllm_local.fused import FusedDecoder
+from rllm_local.memory import CACHE_COPIES, max_cache_bytes
 from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
@@ -42,6 +47,17 @@ class TorchSettings:
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
+
+
+def runs_on_gpu(config: LocalConfig) -> bool:
+    """Returns whether a run uses a GPU, or would if there were one."""
+    return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+
+
+def compute_dtype(config: LocalConfig) -> torch.dtype:
+    """Returns the precision of the forward passes."""
+    dtype: torch.dtype = getattr(torch, config.resolved(on_gpu=runs_on_gpu(config)).dtype)
+    return dtype
 
 
 def device_of(config: LocalConfig) -> torch.device:
@@ -71,7 +87,7 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     """
     device = device_of(config)
     frozen = config.lora is not None
-    dtype = getattr(torch, config.dtype) if frozen else torch.float32
+    dtype = compute_dtype(config) if frozen else torch.float32
     kind = "causal language"
     try:
         model_config = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
@@ -124,13 +140,15 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
 
     The precision ``medium`` lets oneDNN compute float32 products. On some CPUs this is up to twice as fast for large
     products, but slower for small ones of varying shape. Other CPUs round to bfloat16, which the probe detects. The
-    choice depends on the model and the CPU, never on timing.
+    choice depends on the model and the CPU, never on timing. On a GPU, ``high`` computes float32 products with TF32.
     """
     small = model.num_parameters() < SMALL_MODEL_PARAMETERS
     workers = 2 if config.generation == "separated" else 1
     threads = config.threads or (1 if small else max(1, torch.get_num_threads() // workers))
     precision = config.matmul_precision
-    if precision == "auto":
+    if precision == "auto" and model.device.type == "cuda":
+        precision = "high"
+    elif precision == "auto":
         exact = model.device.type == "cpu" and not small and _matmul_error("medium") < EXACT_MATMUL_ERROR
         precision = "medium" if exact else "highest"
     return TorchSettings(threads, precision)
@@ -149,6 +167,22 @@ def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
         attention.register()
         # Vision towers attend in both directions.
         model.set_attn_implementation({"text_config": attention.NAME} if reads_images(model.config) else attention.NAME)
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Makes layers keep only their inputs for the backward pass.
+
+    Transformers' own gradient checkpointing needs training mode, which would turn dropout on.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **options)
+    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def _matmul_error(precision: str) -> float:
@@ -177,13 +211,29 @@ def make_decoder(
             training, and every optimizer step goes live at once.
         images: Source of images; None for text only.
     """
+    dtype = compute_dtype(config)
+    autocast_dtype = dtype if dtype == torch.bfloat16 else None
     if FusedDecoder.supports(model):
-        fused = FusedDecoder(model, getattr(torch, config.dtype))
+        fused = FusedDecoder(model, dtype, shares_weights=shares_weights)
         with torch.inference_mode():
-            if fused.agrees_with(TransformersDecoder(model, shared=True), vocabulary_size(model)):
+            reference = TransformersDecoder(model, shared=True, autocast_dtype=autocast_dtype)
+            if fused.agrees_with(reference, vocabulary_size(model)):
                 return fused
         logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
-    return TransformersDecoder(model, shared=shares_weights, images=images)
+    return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=autocast_dtype)
+
+
+def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | None:
+    """Returns how many positions of all sequences of a batch the cache may hold together; None for any number."""
+    gpu_bytes = torch.cuda.get_device_properties(model.device).total_memory if model.device.type == "cuda" else None
+    most = max_cache_bytes(config, gpu_bytes)
+    if most is None:
+        return None
+    text: Any = model.config.get_text_config()
+    heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    numbers: int = 2 * text.num_hidden_layers * heads * head_dim
+    return max(1, most // (CACHE_COPIES * numbers * compute_dtype(config).itemsize))
 
 
 def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

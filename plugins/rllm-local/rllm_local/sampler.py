@@ -87,6 +87,7 @@ def generate(
     device: torch.device,
     *,
     is_unwanted: Callable[[], bool] = lambda: False,
+    tokens_ahead: int = 1,
 ) -> list[list[Completion]]:
     """Samples all completions of all requests in one batch.
 
@@ -96,7 +97,9 @@ def generate(
         decoder: Forward pass.
         requests: Requests to sample.
         device: Device of the decoder.
-        is_unwanted: Returns whether to stop; called before every token.
+        is_unwanted: Returns whether to stop; called before every token, or before every ``tokens_ahead``.
+        tokens_ahead: Tokens to sample between copies to the host, which decides where completions end or branch. Once
+            every completion has its own row, more than one only computes tokens after an end in vain.
 
     Returns:
         Per request, one completion per seed.
@@ -118,26 +121,38 @@ def generate(
     lengths = limits.copy()
     stopped = np.zeros(len(seeds), np.bool_)
     block = np.empty((0, 0))
-    for position in range(int(limits.max())):
+    position, ahead = 0, 1
+    while True:
         if is_unwanted():
             raise Unwanted(f"stopped after {position} tokens")
-        if position % BLOCK_POSITIONS == 0:
+        column = position % BLOCK_POSITIONS
+        if column == 0:
             block = uniforms(seeds, position, BLOCK_POSITIONS)
             if position == tokens.shape[1]:
                 tokens = np.pad(tokens, ((0, 0), (0, len(tokens[0]))))
                 logprobs = np.pad(logprobs, ((0, 0), (0, len(logprobs[0]))))
-        alive, at = places.alive, (places.row_of, places.slot_of)
-        drawn = np.zeros((len(logits), places.slots))
-        drawn[at] = block[alive, position % BLOCK_POSITIONS]
-        sampled, its_logprobs = rows.sample(logits, torch.from_numpy(drawn).to(device))
-        chosen = sampled.cpu().numpy()[at]
-        tokens[alive, position] = chosen
-        logprobs[alive, position] = its_logprobs.cpu().numpy()[at]
-        stops = (chosen[:, None] == stop_ids[alive]).any(1)
-        running = ~stops & (limits[alive] > position + 1)
+        alive, at = places.alive, (slice(None), places.row_of, places.slot_of)
+        if places.slots == 1:
+            ahead = min(tokens_ahead, BLOCK_POSITIONS - column, int(limits[alive].max()) - position)
+        drawn = np.zeros((ahead, len(logits), places.slots))
+        drawn[at] = block[alive, column : column + ahead].T
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for uniform in torch.from_numpy(drawn).to(device):
+            if found:
+                logits = decoder.step(found[-1][0][:, 0])
+            found.append(rows.sample(logits, uniform))
+        sampled, its_logprobs = (torch.stack(part).cpu().numpy()[at] for part in zip(*found, strict=True))
+        tokens[alive, position : position + ahead] = sampled.T
+        logprobs[alive, position : position + ahead] = its_logprobs.T
+        position += ahead
+        stops = (sampled[:, :, None] == stop_ids[alive]).any(2)
+        ends = position - ahead + 1 + stops.argmax(0)  # of those that stop
+        has_stopped = stops.any(0) & (ends <= limits[alive])
+        running = ~has_stopped & (limits[alive] > position)
+        chosen = sampled[-1]
         if not running.all():
-            lengths[alive[stops]] = position + 1
-            stopped[alive[stops]] = True
+            lengths[alive[has_stopped]] = ends[has_stopped]
+            stopped[alive[has_stopped]] = True
             if not running.any():
                 break
             places.keep(running)
@@ -154,8 +169,8 @@ def generate(
         Completion(tokens[row, :length], logprobs[row, :length], bool(stopped[row]))
         for row, length in enumerate(lengths.tolist())
     ]
-    ends = np.cumsum(counts).tolist()
-    return [completions[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    bounds = np.cumsum(counts).tolist()
+    return [completions[end - count : end] for end, count in zip(bounds, counts, strict=True)]
 
 
 @torch.inference_mode()

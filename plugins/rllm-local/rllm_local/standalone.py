@@ -12,7 +12,7 @@ from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
-from rllm_local.model import load_model, make_decoder, use_matching_attention, vocabulary_size
+from rllm_local.model import load_model, make_decoder, max_cache_positions, use_matching_attention, vocabulary_size
 from rllm_local.vision import image_source
 
 
@@ -56,6 +56,7 @@ class StandaloneEngine(LocalEngine):
             max_model_tokens=text_config.max_position_embeddings,
             max_batch_rows=settings.max_batch_rows,
             takes_media=images is not None,
+            max_cache_positions=max_cache_positions(model, settings),
         )
 
     async def sleep(self) -> None:

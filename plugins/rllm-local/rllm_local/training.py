@@ -20,6 +20,8 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
+from rllm_local.head import Head
+from rllm_local.memory import CPU_BATCH_TOKENS
 from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
 from rllm_local.vision import Vision
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rllm_core.config import KLConfig, OptimizerConfig
-
-CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Trainer:
         self._pair_cost = _pair_cost(self.model)
         text_config: Any = self.model.config.get_text_config()
         self._full_attention = all(kind == "full_attention" for kind in getattr(text_config, "layer_types", None) or ())
-        self._bare_head = self._head_is_bare()
+        self._head = Head(self.model, self.temperature, self.autocast_dtype)
 
     @property
     def device(self) -> torch.device:
@@ -135,8 +135,7 @@ class Trainer:
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
         """Adds the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
-            distributions = torch.log_softmax(self._logits(micro), -1)
-            logprobs = distributions[micro.node_of_token, micro.targets]
+            logprobs, entropies = self._numbers(micro, entropy=entropy_coefficient > 0)
             inputs, weights = self._loss_inputs(micro, logprobs)
             losses = losses_of(self.loss, inputs)
             if self.kl is not None:
@@ -144,9 +143,7 @@ class Trainer:
                 divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
                 losses = losses + self.kl.coefficient * divergence
                 self._sums.divergence += float(divergence.detach().sum())
-            entropies = None
-            if entropy_coefficient > 0:
-                entropies = -(distributions.exp() * distributions).sum(-1)[micro.node_of_token]
+            if entropies is not None:
                 losses = losses - entropy_coefficient * entropies
                 self._sums.entropy += float(entropies.detach().sum())
             shares = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
@@ -218,7 +215,7 @@ class Trainer:
         """Returns the log-probabilities of each sample's sampled tokens, ``(sampled_tokens,)``."""
         result: list[Any] = [None] * len(samples)
         for micro in self._micro_batches(self._laid_out(samples)):
-            values = torch.log_softmax(self._logits(micro), -1)[micro.node_of_token, micro.targets].cpu()
+            values = self._numbers(micro, entropy=False)[0].cpu()
             for index, part in zip(micro.samples, torch.split(values, micro.sample_tokens), strict=True):
                 result[index] = part.numpy()
         return result
@@ -230,37 +227,27 @@ class Trainer:
         planar = self.vision.sample_positions if self.vision is not None and self.vision.is_planar else None
         return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device, planar_positions=planar)
 
-    def _logits(self, micro: MicroBatch) -> torch.Tensor:
-        """Returns the logits at the nodes, divided by the temperature, ``(nodes, vocabulary)``."""
+    def _numbers(self, micro: MicroBatch, *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns log-probabilities of the sampled tokens and, with ``entropy``, entropies at them."""
         model: Any = self.model
         mask = None
         if micro.visible is not None:
             # Attention implementations add the mask to the scores. Padding positions see nothing; the lowest finite
-            # number keeps their softmax finite, and their output is never read.
-            lowest = torch.finfo(torch.float32).min
+            # number of the precision they compute in keeps their softmax finite, and their output is never read.
+            lowest = torch.finfo(self.autocast_dtype or torch.float32).min
             mask = torch.zeros(micro.visible.shape, device=self.device).masked_fill_(~micro.visible, lowest)
         inputs = {"input_ids": micro.token_ids, "position_ids": micro.positions, "attention_mask": mask}
+        head, nodes, tokens = self._head, micro.nodes, (micro.node_of_token, micro.targets)
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             if micro.media:
                 assert self.vision is not None
                 inputs = {"position_ids": micro.positions, "attention_mask": mask}
                 inputs |= self.vision.embedded(micro.token_ids, micro.media)
-            if self._bare_head or micro.media:
-                hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-                logits: torch.Tensor = model.get_output_embeddings()(hidden.flatten(0, 1)[micro.nodes])
-            else:
-                logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[micro.nodes]
-        logits = logits.float()
-        return logits if self.temperature == 1 else logits / self.temperature
-
-    @torch.no_grad()
-    def _head_is_bare(self) -> bool:
-        """Returns whether logits are the head applied to the last hidden states; some models scale or cap them."""
-        probe = torch.arange(4, device=self.device)[None]
-        model: Any = self.model
-        hidden = model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-        logits = model(input_ids=probe, use_cache=False).logits
-        return torch.equal(model.get_output_embeddings()(hidden), logits)
+            elif not head.takes_hidden_states:
+                logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[nodes]
+                return head.numbers_of_logits(logits, *tokens, entropy=entropy)
+            hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+        return head.numbers(hidden.flatten(0, 1)[nodes], *tokens, entropy=entropy)
 
     def _keep(
         self,

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rllm_local import fused
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
+from rllm_local.model import compute_dtype, runs_on_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
@@ -239,6 +241,26 @@ async def test_lora_trains_adapters_only_and_samples_from_them(run_config: Build
     assert all("lora_" in name and ("q_proj" in name or "down_proj" in name) for name in changed)
 
 
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("generation", ["colocated", "separated"])
+async def test_a_large_head_is_copied_only_if_it_changes_while_it_is_read(
+    run_config: Build, monkeypatch: pytest.MonkeyPatch, generation: Any, lora: LoRAConfig | None
+) -> None:
+    monkeypatch.setattr(fused, "FOLDED_HEAD_NUMBERS", 0)
+    local = LocalConfig(device="cpu", generation=generation, lora=lora)
+    async with started(run_config(local)) as (backend, engine):
+        for step in (1, 2):
+            samples = await two_turns(engine, 1.0)
+            assert largest_difference(samples, await backend.compute_logprobs(samples)) < 1e-5
+            await train(backend, [samples], step)
+        await two_turns(engine, 1.0)
+        model, read = backend._allocated().model, engine._decoder.weights
+        trained: Any = model.get_input_embeddings()
+        assert read.head.data_ptr() == read.embedding.data_ptr()  # tied
+        is_shared = generation == "colocated" or lora is not None
+        assert (read.head.data_ptr() == trained.weight.data_ptr()) == is_shared
+
+
 async def test_bfloat16_trains_float32_weights(run_config: Build) -> None:
     async with started(run_config(LocalConfig(device="cpu", dtype="bfloat16"))) as (backend, engine):
         samples = await two_turns(engine, 1.0)
@@ -341,6 +363,22 @@ async def test_lora_targets_that_do_not_exist(run_config: Build) -> None:
     with pytest.raises(ConfigError, match=r"local\.lora: "):
         await backend.init_rollout_engine(None)  # type: ignore[arg-type]
     await backend.shutdown()
+
+
+def test_settings_and_promises_follow_the_device(run_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(local: LocalConfig) -> tuple[object, ...]:
+        resolved = local.resolved(on_gpu=runs_on_gpu(local))
+        is_deterministic = LocalBackend.capabilities(run_config(local)).deterministic
+        return compute_dtype(local), resolved.gradient_checkpointing, is_deterministic
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert found(LocalConfig()) == (torch.float32, "off", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert found(LocalConfig()) == (torch.bfloat16, "on", False)
+    assert found(LocalConfig(device="cuda:1")) == (torch.bfloat16, "on", False)
+    assert found(LocalConfig(device="cpu")) == (torch.float32, "off", True)
+    exact = LocalConfig(dtype="float32", gradient_checkpointing="off")
+    assert found(exact) == (torch.float32, "off", False)
 
 
 async def test_capabilities(run_config: Build) -> None:

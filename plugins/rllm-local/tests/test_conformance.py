@@ -37,7 +37,7 @@ def results(run_config: Build, model_folder: Path, tmp_path: Path) -> Callable[.
             tmp_path,
             vocabulary_size=json.loads((model_folder / "config.json").read_text())["vocab_size"],
             resumes_in_another=True,
-            logprob_tolerance=TOLERANCES[local.dtype],
+            logprob_tolerance=TOLERANCES[local.resolved(on_gpu=False).dtype],
         )
 
     return check

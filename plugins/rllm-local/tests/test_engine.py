@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from rllm_local import engine as engine_module
-from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
+from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import generate
 from transformers import AutoModelForCausalLM
 
@@ -53,6 +53,18 @@ def engine(model_folder: Path) -> Iterator[LocalEngine]:
 
 def prompt(*ids: int) -> np.ndarray:
     return np.array(ids, np.int32)
+
+
+async def test_a_batch_fits_in_the_cache(engine: LocalEngine, batches: list[list[int]]) -> None:
+    engine._max_cache_positions = 5 * 8 + 3  # five rows of 3 + 5 positions
+    short, long = prompt(9, 10, 11), prompt(*range(9, 24))  # 8 and 20 positions
+    await asyncio.gather(
+        engine.get_token_outputs_from_token_input(short, sampling_params=PARAMS, seeds=range(7)),
+        engine.get_token_outputs_from_token_input(long, sampling_params=PARAMS, seeds=[1]),
+        engine.get_token_outputs_from_token_input(prompt(*range(60)[:50]), sampling_params=PARAMS, seeds=[1, 2]),
+    )
+    # The long prompt joins two rows only if three rows of its length fit; the longest one is sampled alone.
+    assert batches == [[5], [2], [1], [1], [1]]
 
 
 async def test_requests_of_one_tick_share_a_batch(engine: LocalEngine, batches: list[list[int]]) -> None:

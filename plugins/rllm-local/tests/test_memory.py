@@ -11,10 +11,12 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
+from rllm_local import fused, memory
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
-from rllm_local.decoders import FusedDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.memory import advice, estimate
+from rllm_local.model import max_cache_positions, recompute_layers
 from rllm_local.sampler import Request, generate
 from rllm_local.training import Trainer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,14 +129,9 @@ def allocated(tensors: Any) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entropy", [0.0, 0.01])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model_type", SHAPES)
-def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: float) -> None:
-    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
-    trainer = Trainer(
-        model=model,
+def trainer_of(model_type: str, dtype: str) -> Trainer:
+    return Trainer(
+        model=AutoModelForCausalLM.from_config(config_of(model_type)).eval(),
         loss=PPOClip(),
         aggregation=Aggregation("token_mean"),
         temperature=1.0,
@@ -143,6 +140,19 @@ def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: 
         max_batch_tokens=TOKENS,
         autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+@pytest.mark.parametrize("nodes_at_once", [TOKENS, 100])
+def test_training_needs_what_is_predicted(
+    model_type: str, dtype: str, entropy: float, nodes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CPU_CHUNK_LOGITS", nodes_at_once * shape_of(model_type).vocabulary)
+    trainer = trainer_of(model_type, dtype)
+    model = trainer.model
     shape = shape_of(model_type)
     batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
     live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
@@ -172,16 +182,72 @@ def test_training_needs_what_is_predicted(model_type: str, dtype: str, entropy: 
     assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_the_copy_for_sampling_is_as_large_as_predicted(model_type: str, dtype: str) -> None:
+def test_layers_that_are_computed_again_keep_what_is_predicted(model_type: str, dtype: str) -> None:
+    trainer = trainer_of(model_type, dtype)
+    recompute_layers(trainer.model)
+    shape = shape_of(model_type)
+    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.model.parameters())])
+    with live:
+        trainer.forward_backward(batch, 0.0)
+    found = predicted(model_type, dtype, gradient_checkpointing="on")
+    activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
+    # An upper bound: a recomputed layer, copies of weights and the gradient of the embedding do not exist together.
+    assert 0.4 * activations < live.peak_bytes["other"] < activations
+    assert found["training", "activations"] < predicted(model_type, dtype)["training", "activations"]
+
+
+def test_the_cache_is_limited() -> None:
+    shape, config = shape_of("llama"), run_file()
+    for local, on_gpu, most in (
+        (LocalConfig(max_cache_gb=0.001), False, 10**6),
+        (LocalConfig(), True, 4 * 10**6 // 4),
+        (LocalConfig(max_cache_gb=0.002), True, 2 * 10**6),
+    ):
+        device = estimate(config, local, shape, "llama", on_gpu=on_gpu, capacity=4 * 10**6).devices[0]
+        assert [use.size_bytes for use in device.uses if use.what == "cache"] == [most]
+    model = AutoModelForCausalLM.from_config(config_of("llama"))
+    assert max_cache_positions(model, LocalConfig(device="cpu")) is None
+    most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=0.001))
+    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))
+
+
+@pytest.mark.parametrize("folded_numbers", [2**22, 0], ids=["small heads", "large heads"])
+@pytest.mark.parametrize("generation", ["colocated", "separated"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_the_copy_for_sampling_is_as_large_as_predicted(
+    model_type: str, dtype: str, generation: str, folded_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (memory, fused):
+        monkeypatch.setattr(module, "FOLDED_HEAD_NUMBERS", folded_numbers)
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
-    decoder = FusedDecoder(model, getattr(torch, dtype))
-    weights = decoder.copied(model)
+    shares = generation == "colocated"
+    live = Allocations(lambda _: "all")
+    live.ignore(model.parameters())
+    with live:
+        decoder = FusedDecoder(model, getattr(torch, dtype), shares_weights=shares)
+    live.restart()
+    with live:
+        weights = decoder.copied(model, decoder.weights if shares else None)
     parts = [weights.embedding, weights.head, *(part for layer in weights.layers for part in layer if part is not None)]
-    found = predicted(model_type, dtype)
-    assert found["training", "copy for sampling"] == pytest.approx(allocated(parts), rel=WITHIN)
-    assert found["weight sync", "weights to publish"] == found["training", "copy for sampling"]
+    read = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    copies = [part for part in parts if part.untyped_storage()._cdata not in read]
+    found = predicted(model_type, dtype, generation=generation)
+    phase = "training" if shares else "training and generation"
+    assert found[phase, "copy for sampling"] == pytest.approx(allocated(copies), rel=WITHIN)
+    # A sync makes a new set of weights only if the old one may be in use.
+    published = found["weight sync", "weights to publish"]
+    if not shares:
+        assert published == found[phase, "copy for sampling"]
+    grown = live.peak_bytes["all"] - live.restarted_bytes["all"]
+    if folded_numbers:  # at most 32 MB, which the arithmetic leaves out
+        grown -= 2 * 4 * shape_of(model_type).largest_parameters
+    assert grown < (1 + WITHIN) * published + (0 if shares else 4 * 4 * shape_of(model_type).layer_parameters)
 
 
 @pytest.mark.parametrize("model_type", SHAPES)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_local.decoders import Decoder, FusedDecoder, TransformersDecoder
+from rllm_local.decoders import Decoder, TransformersDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
 from rllm_local.vision import Placement
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -161,8 +162,12 @@ class CountingDecoder:
         self.rows.append(len(tokens))
         return self.decoder.step(tokens)
 
-    def copied(self, model: PreTrainedModel) -> Any:
-        return self.decoder.copied(model)
+    def copied(self, model: PreTrainedModel, into: Any = None) -> Any:
+        return self.decoder.copied(model, into)
+
+    @property
+    def weights(self) -> Any:
+        return self.decoder.weights
 
     def use(self, weights: Any) -> None:
         self.decoder.use(weights)
@@ -190,6 +195,23 @@ def test_completions_share_rows_until_they_differ(kind: str, decoder: Decoder, m
         prefixes = [{ids[:position] for ids in part if len(ids) > position} for part in sampled]
         distinct = sum(map(len, prefixes))
         assert distinct <= rows < distinct / COMPACT_BELOW
+
+
+@pytest.mark.parametrize("tokens_ahead", [3, 16, 100])
+def test_tokens_ahead_change_nothing(decoder: Decoder, tokens_ahead: int) -> None:
+    params = [
+        SamplingParams(max_response_tokens=3),
+        SamplingParams(max_response_tokens=70, stop_token_ids=tuple(range(0, 250, 20))),
+        SamplingParams(max_response_tokens=37, temperature=0.5, stop_token_ids=(50, 51, 52)),
+    ]
+    batch = [Request(r.prompt_ids, p, r.seeds) for r, p in zip(requests(seeds=8), params, strict=True)]
+    expected = generate(decoder, batch, CPU)
+    found = generate(decoder, batch, CPU, tokens_ahead=tokens_ahead)
+    assert {c.stopped for c in flat(expected)} == {True, False}
+    for before, after in zip(flat(expected), flat(found), strict=True):
+        assert after.token_ids.tolist() == before.token_ids.tolist()
+        assert after.stopped == before.stopped
+        assert np.abs(after.logprobs - before.logprobs).max() < 1e-5
 
 
 def test_seeds_matter_and_repeat(decoder: Decoder) -> None:

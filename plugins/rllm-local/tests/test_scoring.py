@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from rllm_local.config import LocalConfig
-from rllm_local.decoders import FusedDecoder, TransformersDecoder
+from rllm_local.decoders import TransformersDecoder
+from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import Scoring, score
 from rllm_local.standalone import StandaloneEngine
 from rllm_local.starter import make_model, make_tokenizer

@@ -8,8 +8,9 @@ import shutil
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +22,8 @@ from rllm_local import engine as engine_module
 from rllm_local import model as model_module
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
-from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
+from rllm_local.fused import FusedDecoder
 from rllm_local.model import load_model, settings_for
 from rllm_local.sampler import generate
 
@@ -92,6 +93,43 @@ async def difference(backend: LocalBackend, prompt: list[int], output: TokenOutp
     [recomputed] = await backend.compute_logprobs([sample_of(prompt, output)])
     assert output.logprobs is not None
     return float(np.abs(recomputed - output.logprobs).max())
+
+
+async def test_weights_change_only_while_the_stream_of_sampling_is_idle(
+    run_config: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: happened.append("wait for sampling"))
+    training = SimpleNamespace(synchronize=lambda: happened.append("wait for training"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda chosen: nullcontext(happened.append("enter")))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+    async with started(run_config(SEPARATED)) as (backend, engine):
+        await ask(engine, 40)
+        engine._stream = stream  # type: ignore[assignment]
+        use = engine._decoder.use
+        monkeypatch.setattr(engine._decoder, "use", lambda weights: (happened.append("use"), use(weights)))
+        for version in (1, 2):
+            await backend.on_policy_updated(PolicyUpdate(version, version, "sync"))
+        assert (await ask(engine, 40)).weight_version == 2
+        engine._stream = None
+    assert happened == ["wait for training"] * 2 + ["enter", "wait for sampling", "use", "wait for sampling"]
+
+
+async def test_weights_that_no_batch_has_used_are_overwritten(run_config: Build) -> None:
+    async with started(run_config(SEPARATED)) as (backend, engine):
+        await ask(engine, 40)
+        await backend.on_policy_updated(PolicyUpdate(1, 1, "sync"))
+        unused = engine._loaded
+        weights: Any = backend._allocated().model.get_output_embeddings()
+        with torch.no_grad():
+            weights.weight.mul_(1.5)
+        await backend.on_policy_updated(PolicyUpdate(2, 2, "sync"))
+        assert unused is not None
+        assert engine._loaded is not None
+        assert engine._loaded[0].layers is unused[0].layers
+        output = await ask(engine, 40)
+        assert output.weight_version == 2
+        assert await difference(backend, [40], output) < EXACT
 
 
 class Halt:

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3Renderer
 from rllm_local import starter, warm_start
-from rllm_local.decoders import FusedDecoder
 from rllm_local.engine import LocalEngine
+from rllm_local.fused import FusedDecoder
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rllm_core.errors import ConfigError, RunError, UserError

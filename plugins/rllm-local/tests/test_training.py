@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rllm_local.attention import BlockCausalAttention
-from rllm_local.model import use_matching_attention
+from rllm_local.model import recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
 from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
@@ -83,6 +83,22 @@ def test_packed_and_padded_gradients_equal_the_plain_one(
     expected = reference_gradient(padded, samples, temperature, 0.01)
     assert_close(gradient(packed, [samples]), expected)
     assert_close(gradient(padded, [samples]), expected)
+
+
+@pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16])
+def test_layers_that_are_computed_again_change_nothing(
+    trainer: Callable[..., Trainer], samples: list[TrainingSample], autocast_dtype: torch.dtype | None
+) -> None:
+    calls: list[torch.nn.Module] = []
+    kept, recomputed = (trainer(autocast_dtype=autocast_dtype) for _ in range(2))
+    recompute_layers(recomputed.model)
+    for built in (kept, recomputed):
+        mlp = built.model.get_decoder().layers[0].mlp
+        mlp.register_forward_pre_hook(lambda module, _: calls.append(module))
+    assert torch.equal(gradient(kept, [samples]), gradient(recomputed, [samples]))
+    kept_calls = calls.count(kept.model.get_decoder().layers[0].mlp)
+    assert calls.count(recomputed.model.get_decoder().layers[0].mlp) == 2 * kept_calls
+    assert np.array_equal(np.concatenate(kept.logprobs(samples)), np.concatenate(recomputed.logprobs(samples)))
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40, 100])

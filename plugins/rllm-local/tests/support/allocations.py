@@ -20,6 +20,7 @@ class Allocations(TorchDispatchMode):
 
     Attributes:
         peak_bytes: Largest number of bytes of each kind that existed at once.
+        restarted_bytes: Bytes of each kind when `restart` was called.
     """
 
     def __init__(self, kind_of: Callable[[torch.Tensor], str]) -> None:
@@ -28,11 +29,16 @@ class Allocations(TorchDispatchMode):
         self._now: Counter[str] = Counter()
         self._known: dict[int, tuple[str, int]] = {}
         self.peak_bytes: Counter[str] = Counter()
+        self.restarted_bytes: Counter[str] = Counter()
 
     def ignore(self, tensors: Any) -> None:
         """Leaves out storages that exist already, of which operations create views."""
         for tensor in tensors:
             self._known[tensor.untyped_storage()._cdata] = ("", 0)
+
+    def restart(self) -> None:
+        """Starts to look for a new peak."""
+        self.peak_bytes, self.restarted_bytes = self._now.copy(), self._now.copy()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
