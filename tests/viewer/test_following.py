@@ -27,7 +27,7 @@ def test_everything_links_on(server: ViewServer, page: Page) -> None:
     wait_for_view(page, "#/run/0/step/1")
     page.get_by_role("link", name="times of its rollouts").click()
     wait_for_view(page, "#/run/0/timing/1")
-    page.get_by_role("link", name="group 1, 0").click()
+    page.get_by_role("link", name="group 1, rollout 0").click()
     wait_for_view(page, f"#/run/0/group/{group_id(server, 1)}/rollout/0")
     page.get_by_role("link", name="tokens (t)").click()
     wait_for_view(page, f"#/run/0/group/{group_id(server, 1)}/rollout/0/tokens")

@@ -64,7 +64,6 @@ def test_a_long_run_with_all_of_them_says_what_is_worth_a_look(seed: int, tmp_pa
     key = planted_faults.write_run(tmp_path / "run", seed)
     with served(tmp_path / "run") as server:
         show(page, server, "#/run/0")
-        page.get_by_text("Worth a look").click()
         said = {
             entry.locator("xpath=preceding-sibling::dt[1]").inner_text().lower(): entry.inner_text()
             for entry in page.locator(".suspects > dd").all()

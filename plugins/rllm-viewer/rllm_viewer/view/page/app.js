@@ -33,7 +33,7 @@ class App {
     this.copyButton.setAttribute("aria-controls", "copies");
     replace(document.getElementById("app"),
       h("button", { type: "button", class: "skip", onclick: () => this.main.focus() }, "Skip to the content"),
-      h("header", {}, this.crumbs, h("div", { class: "tools" }, button("search", "Search texts (/)", () => this.search()), h("span", { class: "copy" }, this.copyButton, this.copyMenu), button("theme", "Light or dark (l)", () => this.theme()), button("help", "Keys and words (?)", () => this.help()))),
+      h("header", {}, this.crumbs, h("div", { class: "tools" }, button("search", "Search texts (/)", () => this.search()), h("span", { class: "copy" }, this.copyButton, this.copyMenu), button("theme", "Light or dark (l)", () => this.theme()), button("help", "Help: where to look, words and keys (?)", () => this.help()))),
       this.main);
   }
 

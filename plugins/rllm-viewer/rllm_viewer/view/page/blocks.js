@@ -6,10 +6,16 @@ import { counted, extremes, number, pretty, prettyText, share, signed } from "./
 
 export const SOLVED = new Map([[true, "solved"], [false, "not solved"], [null, ""]]);
 
-// Range of the rewards of a run, for the color of squares.
+const BEYOND = 0.125;
+
+// Range of the rewards of a run, for the color of squares: a reward far from all others must not make them one color.
 export function rewardRange(rows) {
-  const known = rows.flatMap((row) => row.rewards.filter((reward) => reward !== null));
-  return known.length ? extremes(known) : [0, 1];
+  const known = rows.flatMap((row) => row.rewards.filter((reward) => reward !== null)).sort((a, b) => a - b);
+  if (!known.length) return [0, 1];
+  const at = (share) => known[Math.floor((known.length - 1) * share)];
+  const [low, high] = [at(0.1), at(0.9)];
+  const more = high > low ? (high - low) * BEYOND : Infinity;
+  return [Math.max(known[0], low - more), Math.min(known.at(-1), high + more)];
 }
 
 export function square(rollout, range, isDim = false) {
@@ -61,9 +67,9 @@ export function headOf(rollout) {
     rollout.seconds !== null && badge(`${number(rollout.seconds)} s`));
 }
 
-function rangeOf(values, form) {
-  const [low, high] = extremes(values);
-  return low === high ? form(low) : `${form(low)} to ${form(high)}`;
+export function rangeOf(values, form) {
+  const [low, high] = extremes(values).map(form);
+  return low === high ? low : `${low} to ${high}`;
 }
 
 function advantageKind(values) {
