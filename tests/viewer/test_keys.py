@@ -124,5 +124,5 @@ def test_a_curve_leads_to_a_step_with_the_keyboard_and_the_pointer(server: ViewS
     page.keyboard.press("Enter")
     wait_for_view(page, "#/run/0/step/1")
     show(page, server, "#/run/0")
-    curve.click(position={"x": 300, "y": 30})
+    curve.click(position={"x": 150, "y": 30})
     wait_for_view(page, "#/run/0/step/")

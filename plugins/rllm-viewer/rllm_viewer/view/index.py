@@ -41,7 +41,7 @@ class Changes(msgspec.Struct):
         epoch: Number of times that the run was cut back; rows of another epoch are no longer valid.
         next: Where the next answer continues.
         read: Bytes of ``groups.jsonl`` whose rollouts are known.
-        size: Bytes that it has.
+        size: Bytes that are to be read; half a line at its end is not, since the run may have been killed.
         broken: Positions of lines that cannot be read.
     """
 
@@ -78,6 +78,7 @@ class RunIndex:
         self._position = 0
         self._listed = 0
         self._saved = 0
+        self._end = _size(self._groups)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -100,7 +101,7 @@ class RunIndex:
                 self._epoch,
                 len(self._order),
                 self._position,
-                _size(self._groups),
+                self._end,
                 list(self._broken),
                 [self._rows[identity] for identity in identities],
             )
@@ -129,6 +130,8 @@ class RunIndex:
                     self._put(row)
 
     def _read_groups(self) -> None:
+        with self._changed:
+            self._end = max(self._position, _size(self._groups))
         for start, line in _lines(self._groups, self._position):
             try:
                 row = facts.of_line(line, start)
@@ -142,6 +145,8 @@ class RunIndex:
                 self._position = start + len(line) + 1
             if self._position - self._saved > SAVED_EVERY_BYTES:
                 self._save()
+        with self._changed:
+            self._end = self._position
         if self._position > self._saved:
             self._save()
 

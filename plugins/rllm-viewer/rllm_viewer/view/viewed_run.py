@@ -18,6 +18,12 @@ from rllm_viewer.view.index import RunIndex
 
 Json = dict[str, Any]
 
+MISSING = {
+    "settings": "The run file cannot be read",
+    "summary": "The summary cannot be read",
+    "findings": "What went wrong cannot be told",
+    "where": "Where its rollouts ran cannot be told",
+}
 VALIDATION = b'{"event":"validation"'
 
 
@@ -72,7 +78,7 @@ class ViewedRun:
             try:
                 about[name] = read()
             except (UserError, *results.DAMAGED) as error:
-                about["problems"].append(f"{name}: {error}")
+                about["problems"].append(f"{MISSING[name]}: {error}")
         if not len(self.index):
             try:
                 recordings.index_of(self.path)

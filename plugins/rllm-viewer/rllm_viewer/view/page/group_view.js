@@ -145,7 +145,7 @@ export async function episodeView(place, app) {
       h("p", { class: "near" }, h("a", { href: to(place.rollout, "tokens") }, "tokens (t)"), " ", h("a", { href: link({ run: run.number, view: "group", group: group.id }, filter) }, "group (g)"), " ", h("a", { href: link({ run: run.number, view: "timing", step: group.step }) }, "times of the step (i)")),
       near(previous, next, at, count),
       rollout.error && h("p", { class: "problem" }, rollout.error), hints(run, group.id, place.rollout),
-      breaks.length > 0 && h("p", { class: "near" }, breaks.slice(0, 5).map(([number_, call]) => [h("a", { href: breakLink(run, group, place, filter, number_, call) }, `compare the two prompts around the break before call ${call + 1}`), " "])),
+      breaks.length > 0 && h("p", { class: "near" }, breaks.slice(0, 5).map(([number_, call]) => [h("a", { href: breakLink(run, group, place, filter, number_, call) }, `break before call ${call + 1}: its two prompts`), " "])),
       h("section", {}, h("h2", {}, "Why this reward"), pairs({ ...group.task.data, ...rollout.parts }) || h("p", { class: "dim" }, "Neither the task nor the reward function says more.")),
       Object.keys(rollout.metadata).length > 0 && folded("Metadata", () => pairs(rollout.metadata)),
       rollout.trajectories.map((trajectory, number_) => h("section", { class: "trajectory" },

@@ -23,7 +23,7 @@ export async function runsView(place, app) {
       const form = measure === "solved" ? share : number;
       return [name, `${workflow ?? ""}${backend ? ` (${backend})` : ""}`, status, `${steps ?? "–"}${planned ? `/${planned}` : ""}`, measure ? `${form(first)} → ${form(last)}` : "–"];
     },
-    href: (run) => link({ run: run.number, view: "run" }),
+    href: (run) => link({ run: run.number, view: "run" }), tall: 60,
   });
   const compare = link({ view: "compare" }, { runs: app.runs.slice(0, 8).map((run) => run.number).join(",") });
   const element = h("section", {}, h("h1", {}, counted(app.runs.length, "run")), h("p", {}, h("a", { href: compare }, "compare them")), list.box);
@@ -169,10 +169,10 @@ function aboutOf(run) {
   const form = summary.measure === "solved" ? share : number;
   return [
     run.problem && h("p", { class: "problem", role: "alert" }, run.problem),
-    h("p", {}, [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, `${summary.steps ?? 0}${planned} steps`].filter(Boolean).join(", "),
+    h("p", {}, [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, summary.steps !== null && `${summary.steps}${planned} steps`].filter(Boolean).join(", "),
       summary.measure && [", ", h("b", {}, `${NAMES[summary.measure] ?? summary.measure} in ${summary.source} ${form(summary.first)} → ${form(summary.last)}`)]),
     summary.status === "interrupted" && h("p", { class: "problem" }, "The run was killed: it has no summary. What it wrote before is shown."),
-    summary.error && h("p", { class: "problem" }, `${summary.status}: ${summary.error}`),
+    summary.error && h("p", { class: "problem" }, summary.status === "damaged" ? `A file of the run is damaged; the others are shown: ${summary.error}` : `${summary.status}: ${summary.error}`),
     about?.where && h("p", {}, about.where),
     (about?.problems || []).map((problem) => h("p", { class: "problem" }, problem)),
     run.broken.size > 0 && h("p", { class: "problem" }, `${counted(run.broken.size, "group")} cannot be read: the file is damaged at byte ${[...run.broken].slice(0, 3).join(", ")}`),
@@ -202,10 +202,10 @@ function chartsOf(run, metric, onstep) {
   const band = metrics.filter((row) => typeof row.trajectory_reward_min === "number").map((row) => [row.step, row.trajectory_reward_min, row.trajectory_reward_max]);
   const groups = ["none", "some", "all"].map((name) => ({ label: `solved by ${name}`, points: points(`groups_solved_by_${name}`) }));
   return [
-    chart({ title: "reward", note: "mean, range of the trajectories, validations", band, onstep, lines: [{ label: "reward_mean", points: points("reward_mean") }, { label: "validation", points: points("reward_mean", validations), dots: true }] }),
-    chart({ title: "solve rate", low: 0, high: 1, onstep, lines: [{ label: "solved", points: points("solved") }, { label: "validation", points: points("solved", validations), dots: true }] }),
-    chart({ title: "groups", note: "share solved by none, some or all of their rollouts", low: 0, high: 1, onstep, lines: groups }),
-    metric && chart({ title: metric, onstep, lines: [{ label: metric, points: points(metric) }] }),
+    chart({ title: "reward", note: "mean, range, validations", band, onstep, lines: [{ label: "reward_mean", points: points("reward_mean") }, { label: "validation", points: points("reward_mean", validations), dots: true }] }),
+    chart({ title: "solve rate", note: "share of the rollouts", low: 0, high: 1, onstep, lines: [{ label: "solved", points: points("solved") }, { label: "validation", points: points("solved", validations), dots: true }] }),
+    chart({ title: "groups", note: "share solved by none, some, all", low: 0, high: 1, onstep, lines: groups }),
+    metric && chart({ title: metric, note: "the metric chosen above", onstep, lines: [{ label: metric, points: points(metric) }] }),
   ];
 }
 
