@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -59,9 +59,11 @@ class RunIndex:
     Args:
         run: Run folder.
         cache: Folder for what is kept, or None to keep nothing.
+        give_way: Called between two groups, for what must not wait until all are read.
     """
 
-    def __init__(self, run: Path, cache: Path | None) -> None:
+    def __init__(self, run: Path, cache: Path | None, give_way: Callable[[], object] = lambda: None) -> None:
+        self.give_way = give_way
         self._groups = run / f"{GROUPS}.jsonl"
         self._entries = run / f"{INDEX}.jsonl"
         name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
@@ -133,6 +135,7 @@ class RunIndex:
         with self._changed:
             self._end = max(self._position, _size(self._groups))
         for start, line in _lines(self._groups, self._position):
+            self.give_way()
             try:
                 row = facts.of_line(line, start)
             except (ValueError, LookupError, TypeError):

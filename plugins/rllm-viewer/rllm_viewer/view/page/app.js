@@ -1,5 +1,6 @@
 // Opens the view that the address names, and keeps what all views share: header, keys, theme, copying.
 
+import { nameOf } from "./blocks.js";
 import { breakView, compareView } from "./compare_view.js";
 import { copy, ways } from "./copy.js";
 import { announce, h, replace } from "./dom.js";
@@ -144,7 +145,7 @@ class App {
       const step = row ? row.step : place.step;
       if (step !== undefined) add({ run: run.number, view: "step", step }, `step ${step}`);
       if (place.view === "timing") add({ run: run.number, view: "timing", step }, "times");
-      if (row) add({ run: run.number, view: "group", group: row.id }, row.group === null ? `validation of ${row.task}` : `group ${row.group}`);
+      if (row) add({ run: run.number, view: "group", group: row.id }, row.outcome === "validation" ? `validation of ${row.task}` : nameOf(row));
       if (place.rollout !== undefined) add({ run: run.number, view: "episode", group: place.group, rollout: place.rollout }, `rollout ${row?.rollouts?.[place.rollout]?.index ?? place.rollout}`);
       if (place.view === "tokens") add({ ...place, view: "tokens" }, "tokens");
       if (place.view === "break") found.push(h("span", { "aria-hidden": "true" }, " › "), h("a", { href: location.hash }, "break"));

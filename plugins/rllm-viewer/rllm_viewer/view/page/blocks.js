@@ -4,6 +4,8 @@ import { folded, h, long } from "./dom.js";
 import { between } from "./scales.js";
 import { counted, extremes, number, pretty, prettyText, share, signed } from "./text.js";
 
+// Outcomes that need no explanation: imported rollouts are not trained here.
+export const EXPECTED = new Set(["trained", "validation", "imported"]);
 export const SOLVED = new Map([[true, "solved"], [false, "not solved"], [null, ""]]);
 
 const BEYOND = 0.125;
@@ -32,7 +34,8 @@ export function squares(rollouts, range, positions = null) {
 }
 
 export function nameOf(row) {
-  return row.group === null || row.group === undefined ? "validation" : `group ${row.group}`;
+  if (row.group !== null && row.group !== undefined) return `group ${row.group}`;
+  return row.outcome === "validation" ? "validation" : row.task?.task_id ?? row.task;
 }
 
 export function became(row) {
@@ -51,6 +54,7 @@ export function headOf(rollout) {
   const versions = steps.map((step) => step.weight_version).filter((one) => one !== null);
   const breaks = steps.filter((step) => step.break_reason !== null).length;
   const isCut = steps.some((step) => step.finish_reason === "length");
+  const tokens = steps.reduce((sum, step) => sum + step.tokens, 0);
   const [low, high] = versions.length ? extremes(versions) : [null, null];
   return h("p", { class: "facts" },
     badge(`reward ${rollout.reward === null ? "none" : number(rollout.reward)}`, rollout.reward === null ? "" : "strong"),
@@ -58,12 +62,12 @@ export function headOf(rollout) {
     advantages.length > 0 && badge(`advantage ${rangeOf(advantages, signed)}`, advantageKind(advantages)),
     corrections.length > 0 && badge(`correction ${rangeOf(corrections, number)}`),
     rollout.end !== "done" && badge(`ended with ${rollout.end}`, "bad"),
-    !["trained", "validation"].includes(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
+    !EXPECTED.has(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
     isCut && badge("cut off", "bad", "a completion ended at the limit of tokens"),
     breaks > 0 && badge(counted(breaks, "break"), "bad"),
     low !== null && badge(low === high ? `version ${low}` : `versions ${low} to ${high}`),
     badge(counted(steps.length, "call")),
-    badge(counted(steps.reduce((sum, step) => sum + step.tokens, 0), "token")),
+    tokens > 0 && badge(counted(tokens, "token")),
     rollout.seconds !== null && badge(`${number(rollout.seconds)} s`));
 }
 

@@ -1,6 +1,6 @@
 // Views of a group and of one of its rollouts.
 
-import { became, badge, common, headOf, messages, nameOf, pairs, rangeOf, ratio, rewardRange, square } from "./blocks.js";
+import { EXPECTED, became, badge, common, headOf, messages, nameOf, pairs, rangeOf, ratio, rewardRange, square } from "./blocks.js";
 import { folded, h, long } from "./dom.js";
 import { link } from "./route.js";
 import { kept } from "./store.js";
@@ -50,8 +50,8 @@ export async function groupView(place, app) {
   const others = run.rows.filter((row) => row.task === group.task.task_id && row.id !== group.id);
   return {
     element: h("div", {},
-      h("h1", {}, `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
-      h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), ["trained", "validation"].includes(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
+      h("h1", {}, nameOf(group) !== group.task.task_id && `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
+      h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), EXPECTED.has(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
         badge(counted(group.rollouts.length, "rollout")), badge(`reward ${spread(rewards)}`), badge(`solved ${ratio(group.rollouts.map((one) => one.solved))}`), group.weight_version !== null && badge(`version ${group.weight_version}`),
         staleness(run, group)),
       whyNoLearning(group), hints(run, group.id),
@@ -186,7 +186,7 @@ function factsOf(step, at, trajectory) {
     advantage && badge(`advantage ${rangeOf([advantage[0], advantage[2]], signed)}`, advantage[1] > 0 ? "good" : advantage[1] < 0 ? "bad" : ""),
     step.reward !== null && badge(`reward ${number(step.reward)}`), step.token_rewards !== null && badge(`token rewards ${number(step.token_rewards)}`),
     step.weight_version === null ? badge("not sampled by the policy") : badge(`version ${step.weight_version}`),
-    badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
+    step.prompt_tokens + step.tokens > 0 && badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
     step.finish_reason === "length" && badge(`cut off after ${counted(step.tokens, "token")}`, "bad"),
     step.control_tokens > 0 && badge(`new text spells ${counted(step.control_tokens, "control token")}`, "bad"),
     step.logprob !== null && badge(`mean log-probability ${number(step.logprob)}`));

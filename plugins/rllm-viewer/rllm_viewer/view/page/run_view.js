@@ -169,7 +169,7 @@ function aboutOf(run) {
   const form = summary.measure === "solved" ? share : number;
   return [
     run.problem && h("p", { class: "problem", role: "alert" }, run.problem),
-    h("p", {}, [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, summary.steps !== null && `${summary.steps}${planned} steps`].filter(Boolean).join(", "),
+    h("p", {}, summary.status === "imported" ? "imported rollouts" : [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, summary.steps !== null && `${summary.steps}${planned} steps`].filter(Boolean).join(", "),
       summary.measure && [", ", h("b", {}, `${NAMES[summary.measure] ?? summary.measure} in ${summary.source} ${form(summary.first)} → ${form(summary.last)}`)]),
     summary.status === "interrupted" && h("p", { class: "problem" }, "The run was killed: it has no summary. What it wrote before is shown."),
     summary.error && h("p", { class: "problem" }, summary.status === "damaged" ? `A file of the run is damaged; the others are shown: ${summary.error}` : `${summary.status}: ${summary.error}`),
