@@ -163,7 +163,10 @@ class ViewedRun:
     def _read(self, identity: int) -> RecordedGroup:
         row = self.index.row(identity)
         if row is None:
-            raise NotFound(f"{self.path} has no recorded group at byte {identity}")
+            raise NotFound(
+                f"{self.path} has no recorded group at byte {identity}: the link is of another run, or the run went "
+                "back to a checkpoint; choose a group from the list of the run"
+            )
         try:
             return RecordedGroup.from_json(self._line(row))
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -128,6 +128,7 @@ class App {
     this.place = place;
     replace(this.main, h("section", { class: "failed", role: "alert" }, h("h1", {}, "This cannot be shown"), h("p", {}, error.message),
       h("p", {}, h("button", { type: "button", onclick: () => location.reload() }, "try again"), " ", h("a", { href: "#/" }, "back to the start"))));
+    if (place) this._crumbs();
     document.body.dataset.opened = location.hash || "#/";
     if (!(error instanceof Failed)) console.error(error);
   }
@@ -145,7 +146,7 @@ class App {
       const step = row ? row.step : place.step;
       if (step !== undefined) add({ run: run.number, view: "step", step }, `step ${step}`);
       if (place.view === "timing") add({ run: run.number, view: "timing", step }, "times");
-      if (row) add({ run: run.number, view: "group", group: row.id }, row.outcome === "validation" ? `validation of ${row.task}` : nameOf(row));
+      if (row) add({ run: run.number, view: "group", group: row.id }, row.group === null ? `${nameOf(row)} ${row.task}` : nameOf(row));
       if (place.rollout !== undefined) add({ run: run.number, view: "episode", group: place.group, rollout: place.rollout }, `rollout ${row?.rollouts?.[place.rollout]?.index ?? place.rollout}`);
       if (place.view === "tokens") add({ ...place, view: "tokens" }, "tokens");
       if (place.view === "break") found.push(h("span", { "aria-hidden": "true" }, " › "), h("a", { href: location.hash }, "break"));

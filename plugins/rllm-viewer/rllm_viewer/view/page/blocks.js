@@ -35,7 +35,7 @@ export function squares(rollouts, range, positions = null) {
 
 export function nameOf(row) {
   if (row.group !== null && row.group !== undefined) return `group ${row.group}`;
-  return row.outcome === "validation" ? "validation" : row.task?.task_id ?? row.task;
+  return row.outcome === "imported" ? "imported task" : "validation";
 }
 
 export function became(row) {

@@ -50,7 +50,7 @@ export async function groupView(place, app) {
   const others = run.rows.filter((row) => row.task === group.task.task_id && row.id !== group.id);
   return {
     element: h("div", {},
-      h("h1", {}, nameOf(group) !== group.task.task_id && `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
+      h("h1", {}, `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
       h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), EXPECTED.has(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
         badge(counted(group.rollouts.length, "rollout")), badge(`reward ${spread(rewards)}`), badge(`solved ${ratio(group.rollouts.map((one) => one.solved))}`), group.weight_version !== null && badge(`version ${group.weight_version}`),
         staleness(run, group)),
