@@ -59,11 +59,13 @@ class RunIndex:
     Args:
         run: Run folder.
         cache: Folder for what is kept, or None to keep nothing.
-        give_way: Called between two groups, for what must not wait until all are read.
+
+    Attributes:
+        give_way: Called before each group, for what must not wait until all are read.
     """
 
-    def __init__(self, run: Path, cache: Path | None, give_way: Callable[[], object] = lambda: None) -> None:
-        self.give_way = give_way
+    def __init__(self, run: Path, cache: Path | None) -> None:
+        self.give_way: Callable[[], object] = lambda: None
         self._groups = run / f"{GROUPS}.jsonl"
         self._entries = run / f"{INDEX}.jsonl"
         name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
