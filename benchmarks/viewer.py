@@ -12,7 +12,6 @@ import gzip
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -190,7 +189,7 @@ def served(run_folder: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[str
         try:
             yield process, found[0]
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a shell that starts this in the background ignores SIGINT
             process.wait(WAIT_SECONDS)
 
 
@@ -240,7 +239,10 @@ def figures(rows: Sequence[Row]) -> Figures:
         "second_open_seconds": median("second", "seconds"),
         "episode_ms": median("episode", "ms"),
         "tokens_32k_ms": median("tokens", "ms"),
+        "tokens_32k_cpu_ms": median("tokens", "cpu_ms"),
         "worst_frame_ms": median("frames", "worst_ms"),
+        "frames_over_50": median("frames", "over_50"),
+        "frame_cpu_ms": median("frames", "cpu_ms"),
         "filter_ms": median("filter", "ms"),
         # A frequent word has its first hit at once; the time of all hits is that of the slower search.
         "search_first_hit_seconds": round(min(row["first_hit_seconds"] for row in searches), 3),

@@ -27,7 +27,7 @@ def test_everything_links_on(server: ViewServer, page: Page) -> None:
     wait_for_view(page, "#/run/0/step/1")
     page.get_by_role("link", name="times of its rollouts").click()
     wait_for_view(page, "#/run/0/timing/1")
-    page.get_by_role("link", name="group 1, 0").click()
+    page.get_by_role("link", name="group 1, rollout 0").click()
     wait_for_view(page, f"#/run/0/group/{group_id(server, 1)}/rollout/0")
     page.get_by_role("link", name="tokens (t)").click()
     wait_for_view(page, f"#/run/0/group/{group_id(server, 1)}/rollout/0/tokens")
@@ -61,6 +61,7 @@ def test_a_running_run_is_followed(tmp_path: Path, page: Page) -> None:
     with served(run) as server:
         show(page, server, "#/run/0?outcome=trained")
         before = page.locator(".rows .row").count()
+        page.get_by_text("Run file").click()
         one = demo_runs.sorting(77, 3, "best")
         line = one.to_json().encode()
         with (run / "groups.jsonl").open("ab") as file:
@@ -72,6 +73,7 @@ def test_a_running_run_is_followed(tmp_path: Path, page: Page) -> None:
             file.write(json.dumps(demo_runs.metrics(3, 3)) + "\n")
         expect(page.locator(".rows .row")).to_have_count(before + 1)
         expect(page.get_by_role("link", name="group 77")).to_be_visible()
+        expect(page.get_by_text("training.steps", exact=True)).to_be_visible()  # what was opened stays open
         page.locator(".rows a", has_text="group 77").click()
         wait_for_view(page, f"#/run/0/group/{offset}")
 
@@ -89,6 +91,8 @@ def test_a_killed_run_and_broken_lines_are_named(tmp_path: Path, page: Page) -> 
         assert "The run was killed" in said
         assert "1 group cannot be read: the file is damaged at byte 0" in said
         assert "1 line of metrics, times or events cannot be read" in said
+        assert "Worth a look" in said
+        assert "rollouts read" not in said, "half a line is not waited for"
         assert "cannot be read" in page.locator(".rows .row").first.inner_text()
 
 

@@ -107,7 +107,7 @@ def test_everything_can_be_reached_with_the_tab_key(server: ViewServer, page: Pa
         page.keyboard.press("Tab")
         reached.append(page.evaluate(NAME_OF_FOCUSED))
     assert reached[0] == "Skip to the content"
-    for name in ("Search texts (/)", "Keys and words (?)", "query", "by", "mean"):
+    for name in ("Search texts (/)", "Help: where to look, words and keys (?)", "query", "by", "mean"):
         assert name in reached, name
     assert any("reward over steps" in name for name in reached)
     assert "group 1" in reached
@@ -124,5 +124,5 @@ def test_a_curve_leads_to_a_step_with_the_keyboard_and_the_pointer(server: ViewS
     page.keyboard.press("Enter")
     wait_for_view(page, "#/run/0/step/1")
     show(page, server, "#/run/0")
-    curve.click(position={"x": 300, "y": 30})
+    curve.click(position={"x": 150, "y": 30})
     wait_for_view(page, "#/run/0/step/")

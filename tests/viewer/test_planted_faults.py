@@ -17,12 +17,19 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
     # The answer that equals the expected one has the lowest reward, and the wrong one the highest.
     "swapped rewards": (
         demo_runs.swapped_rewards,
-        {"#/run/0/group/0": ["expected", "best", "worst", "reward 0", "reward 1"]},
+        {
+            "#/run/0/group/0": ["expected", "best", "worst", "reward 0", "reward 1", "without the task's answer"],
+            "#/run/0/group/0/rollout/0": ["Rewards against the answers"],
+        },
     ),
     "broken prefix": (
         demo_runs.broken_prefix,
         {
-            "#/run/0/group/0/rollout/0": ["segment break: prefix_mismatch", "compare the two prompts"],
+            "#/run/0/group/0/rollout/0": [
+                "Segment break: prefix_mismatch",
+                "compare the two prompts",
+                "its two prompts",
+            ],
             "#/run/0/group/0/rollout/0/break/1?trajectory=0": ["They first differ at token", " became "],
         },
     ),
@@ -32,9 +39,21 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
     ),
     "cut answers": (
         demo_runs.cut_answers,
-        {"#/run/0?cut=yes": ["1 group"], "#/run/0/group/0": ["cut off", "All rewards are 0"]},
+        {"#/run/0?cut=yes": ["1 group"], "#/run/0/group/0": ["rollouts 0, 1, 2, 3; reward 0", "All rewards are 0"]},
     ),
-    "hacked reward": (demo_runs.hacked_reward, {"#/run/0/group/0": ["please", "8", "Paris", "not solved", "best"]}),
+    "hacked reward": (
+        demo_runs.hacked_reward,
+        {
+            "#/run/0/group/0": [
+                "please",
+                "8",
+                "Paris",
+                "not solved",
+                "best",
+                "reward 8 of rollout 1, without the answer",
+            ]
+        },
+    ),
 }
 
 
@@ -64,7 +83,6 @@ def test_a_long_run_with_all_of_them_says_what_is_worth_a_look(seed: int, tmp_pa
     key = planted_faults.write_run(tmp_path / "run", seed)
     with served(tmp_path / "run") as server:
         show(page, server, "#/run/0")
-        page.get_by_text("Worth a look").click()
         said = {
             entry.locator("xpath=preceding-sibling::dt[1]").inner_text().lower(): entry.inner_text()
             for entry in page.locator(".suspects > dd").all()

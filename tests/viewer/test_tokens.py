@@ -14,6 +14,13 @@ from recorded_runs import add_tokens, group, rollout, step, write_run
 from rllm_core.run_folder.recorded import group_at, index_of
 from rllm_viewer.view.server import ViewServer
 
+COUNTS = """
+window.drawn = 0;
+new MutationObserver((changes) => {
+    for (const { addedNodes } of changes)
+        for (const node of addedNodes) window.drawn += node.classList?.contains("tok") ? 1 : 0;
+}).observe(document, { childList: true, subtree: true });
+"""
 CELLS = "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
 
 
@@ -116,8 +123,10 @@ def test_a_sequence_of_32000_tokens_is_drawn_as_it_comes_into_sight(tmp_path: Pa
     call = step(asked, "", prompt_ids=[1], completion_ids=ids, logprobs=-np.ones(len(ids)), response={"content": "x"})
     run = write_run(tmp_path / "run", [group([rollout(0, [call], 1.0, 0.5)])])
     add_tokens(run, {number: chr(number) for number in range(32, 127)})
+    page.add_init_script(COUNTS)
     with served(run) as server:
         show(page, server, "#/run/0/group/0/rollout/0/tokens")
+        assert page.evaluate("window.drawn") <= 8_000, "only what is near is ever drawn"
         assert 400 <= page.locator(".tok").count() <= 16_000
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         page.wait_for_selector(".chunk:last-child .tok")
@@ -136,6 +145,17 @@ def test_the_prompts_around_a_break_are_compared(server: ViewServer, page: Page)
     page.wait_for_selector("h1:has-text('Break before call 2')")
     assert "prefix_mismatch" in page.inner_text("main")
     assert page.locator(".tok.differs").count() >= 1
+
+
+def test_a_rollout_without_token_ids_says_so(tmp_path: Path, page: Page) -> None:
+    asked = [{"role": "user", "content": "x"}]
+    call = step(asked, "y", prompt_ids=[], completion_ids=[], logprobs=None, weight_version=None)
+    one = group([rollout(0, [call], 1.0)], group=None, outcome="imported", reason="imported", kept="imported")
+    with served(write_run(tmp_path / "run", [one])) as server:
+        show(page, server, "#/run/0/group/0")
+        assert page.inner_text("h1").startswith("Imported task")
+        show(page, server, "#/run/0/group/0/rollout/0/tokens")
+        assert "no token ids" in page.inner_text(".flow")
 
 
 def test_bytes_of_a_character_are_shown(tmp_path: Path, page: Page) -> None:

@@ -70,7 +70,7 @@ def cli_commands() -> list[CommandProvider]:
         CommandProvider(
             name="import",
             load="rllm_viewer.commands.import_:import_",
-            summary="Import rollouts of others into a folder that show opens.",
+            summary="Import rollouts of others into a folder that show and view open.",
         ),
     ]
 

@@ -171,8 +171,11 @@ def _result(run: Path) -> RunResult:
 
 
 def _spent(run: Path) -> dict[str, Any]:
-    """Returns what a run without a summary had spent after its last step."""
-    timings = _samples(run / "timings.jsonl")
+    """Returns what a run without a summary had spent after its last step, if its last line of times can be read."""
+    try:
+        timings = _samples(run / "timings.jsonl")
+    except ValueError:
+        return {}  # The run is whole without its times.
     return {name: timings[-1].get(f"spent_{name}") for name in ("tokens", "money")} if timings else {}
 
 
@@ -213,7 +216,10 @@ def _samples(path: Path) -> list[dict[str, Any]]:
         at, line = _last_line(file, size)
         found[at] = line
     lines = [found[at] for at in sorted(found)]
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except ValueError as error:
+        raise ValueError(f"{path.name} has a line that is not JSON: {error}") from error
 
 
 def _line_at(file: BinaryIO, at: int) -> bytes:

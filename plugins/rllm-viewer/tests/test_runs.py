@@ -67,6 +67,19 @@ def test_results_come_from_training_steps_until_there_is_a_summary(tmp_path: Pat
     assert (found["fresh"]["steps"], found["fresh"]["measure"], found["fresh"]["first"]) == (0, None, None)
 
 
+def test_a_broken_line_of_times_only_hides_what_was_spent(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "killed", metrics=metrics(5))
+    (run / "timings.jsonl").write_text("{broken\n", encoding="utf-8")
+    found = objects(tmp_path)["killed"]
+    assert (found["status"], found["steps"], found["tokens"]) == ("interrupted", 5, None)
+
+
+def test_a_broken_line_is_said_with_its_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "bad")
+    (run / "metrics.jsonl").write_text("{broken\n", encoding="utf-8")
+    assert objects(tmp_path)["bad"]["error"].startswith("metrics.jsonl has a line that is not JSON")
+
+
 def test_a_locked_folder_is_a_running_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "now", metrics=metrics(2))
     with (run / ".lock").open("w") as lock:

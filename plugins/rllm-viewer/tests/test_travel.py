@@ -90,7 +90,9 @@ def test_what_is_left_out_is_printed_by_kind(tmp_path: Path) -> None:
     assert "        1  rollout (without a model call)" in lines
     result = called(import_, tmp_path / "rows.jsonl", tmp_path / "back", "--from", "openai")
     assert result.output.splitlines()[0] == "2 rows: 2 rollouts in 2 groups"
-    assert "".join(result.output.splitlines()[1:]) == f"to look at it: rllm-core show {tmp_path / 'back'}"
+    assert "".join(result.output.splitlines()[1:]) == (
+        f"to look at it: rllm-core view {tmp_path / 'back'}in the terminal: rllm-core show {tmp_path / 'back'}"
+    )
     assert "abdc" in shown(tmp_path / "back", "--task", "rows.jsonl line 2")
 
 

@@ -224,6 +224,19 @@ def content(path: Path) -> bytes:
 # Damage
 
 
+def test_the_page_names_all_its_modules(run: Path) -> None:
+    with served(run) as server:
+        _, _, page = asked(server, "/")
+        names = set(re.findall(r'<link rel="modulepreload" href="(\w+\.js)">', page.decode()))
+        assert "app.js" in names
+        imported = set()
+        for name in names:
+            status, _, module = asked(server, f"/{name}")
+            assert status == 200
+            imported |= set(re.findall(r'from "\./(\w+\.js)"', module.decode()))
+        assert imported <= names
+
+
 def test_a_damaged_run_says_what_cannot_be_read(run: Path) -> None:
     (run / "run.toml").write_text("[broken")
     (run / "group_timings.jsonl").write_text("{}\n[\n")

@@ -11,13 +11,13 @@ import click
 from rllm_viewer.commands.export import FORMATS, lost_lines, print_lines
 
 
-@click.command("import", short_help="Import rollouts of others into a folder that show opens.")
+@click.command("import", short_help="Import rollouts of others into a folder that show and view open.")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option("--from", "kind", type=click.Choice(FORMATS), required=True, help="Format of the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
-    """Import rollouts of others into a folder that show opens.
+    """Import rollouts of others into a folder that show and view open.
 
     FILE is a file of the format, such as one that export has written. FOLDER must be new or empty, and appears once the
     import is complete. Nothing is invented: text without token ids gets none, and no log-probabilities. What a run
@@ -36,5 +36,6 @@ def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
     print_lines(
         f"{counted(found['rows'], 'row')}: {rollouts} in {groups}",
         *lost_lines(found["lost"], "left out, since a run folder has no place for it:"),
-        f"to look at it: rllm-core show {quote(str(folder))}",
+        f"to look at it: rllm-core view {quote(str(folder))}",
+        f"in the terminal: rllm-core show {quote(str(folder))}",
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
+
+# While a long run is read for the first time, a request must not wait the usual 5 ms for each of its turns.
+SWITCH_SECONDS = 0.0005
 
 
 @click.command("view", short_help="Show runs in a browser: groups, conversations, every token.")
@@ -40,6 +44,7 @@ def view(
         return
     if step is not None or group is not None or filters:
         raise ConfigError("--step, --group and --filter choose what --html writes; the page has filters of its own")
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         serving = server.opened(folders, port, index.cache_folder())
     except OSError as error:

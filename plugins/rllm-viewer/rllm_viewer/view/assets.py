@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -29,7 +30,15 @@ def _files() -> dict[str, File]:
         kind = TYPES.get(f".{file.name.rpartition('.')[2]}")
         if kind is not None:
             found[f"/{file.name}"] = File(kind, file.read_bytes())
-    return {**found, "/": found["/index.html"]}
+    page = found.pop("/index.html")
+    return {**found, "/": File(page.content_type, _preloaded(page.content, found))}
+
+
+def _preloaded(page: bytes, files: Mapping[str, File]) -> bytes:
+    """Returns the page with all modules named, so that a browser asks for them at once and not one after another."""
+    names = sorted(path[1:] for path, file in files.items() if file.content_type == TYPES[".js"])
+    links = "".join(f'<link rel="modulepreload" href="{name}">\n    ' for name in names)
+    return page.replace(b"<script", links.encode() + b"<script", 1)
 
 
 FILES = _files()

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ class Changes(msgspec.Struct):
         epoch: Number of times that the run was cut back; rows of another epoch are no longer valid.
         next: Where the next answer continues.
         read: Bytes of ``groups.jsonl`` whose rollouts are known.
-        size: Bytes that it has.
+        size: Bytes that are to be read; half a line at its end is not, since the run may have been killed.
         broken: Positions of lines that cannot be read.
     """
 
@@ -59,9 +59,13 @@ class RunIndex:
     Args:
         run: Run folder.
         cache: Folder for what is kept, or None to keep nothing.
+
+    Attributes:
+        give_way: Called before each group, for what must not wait until all are read.
     """
 
     def __init__(self, run: Path, cache: Path | None) -> None:
+        self.give_way: Callable[[], object] = lambda: None
         self._groups = run / f"{GROUPS}.jsonl"
         self._entries = run / f"{INDEX}.jsonl"
         name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
@@ -78,6 +82,7 @@ class RunIndex:
         self._position = 0
         self._listed = 0
         self._saved = 0
+        self._end = _size(self._groups)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -100,7 +105,7 @@ class RunIndex:
                 self._epoch,
                 len(self._order),
                 self._position,
-                _size(self._groups),
+                self._end,
                 list(self._broken),
                 [self._rows[identity] for identity in identities],
             )
@@ -129,7 +134,10 @@ class RunIndex:
                     self._put(row)
 
     def _read_groups(self) -> None:
+        with self._changed:
+            self._end = max(self._position, _size(self._groups))
         for start, line in _lines(self._groups, self._position):
+            self.give_way()
             try:
                 row = facts.of_line(line, start)
             except (ValueError, LookupError, TypeError):
@@ -142,6 +150,8 @@ class RunIndex:
                 self._position = start + len(line) + 1
             if self._position - self._saved > SAVED_EVERY_BYTES:
                 self._save()
+        with self._changed:
+            self._end = self._position
         if self._position > self._saved:
             self._save()
 

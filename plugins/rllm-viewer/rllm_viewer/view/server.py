@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +27,9 @@ ADDRESS = "127.0.0.1"
 # A page of another site could be given our address under its own name, and would then see the answers.
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 UPDATED_EVERY_SECONDS = 1.0
+# A page that is opened while a long run is read for the first time asks for some files, and comes first.
+GIVE_WAY_SECONDS = 0.1
+HEAD_START_SECONDS = 1.0
 SEARCH_SECONDS = 120.0
 HEADERS = {
     "Content-Security-Policy": assets.POLICY,
@@ -49,7 +54,14 @@ class ViewServer(ThreadingHTTPServer):
 
     def __init__(self, runs: Sequence[ViewedRun], port: int) -> None:
         self._closing = threading.Event()
+        self._asked = 0
+        self._opened = -math.inf
+        self._asking = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
         self.answers = Answers(runs)
+        for run in runs:
+            run.index.give_way = self._give_way
         super().__init__((ADDRESS, port), _Handler)
         self._updating = threading.Thread(target=self._update, name="index", daemon=True)
         self._updating.start()
@@ -68,6 +80,26 @@ class ViewServer(ThreadingHTTPServer):
         """Reports errors, except that a browser has gone away."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
+
+    @contextmanager
+    def answering(self, path: str) -> Iterator[None]:
+        """Lets the indexes wait for the end of a request, and for what a page asks for next."""
+        with self._asking:
+            if path == "/":
+                self._opened = time.monotonic()
+            self._asked += 1
+            self._idle.clear()
+        try:
+            yield
+        finally:
+            with self._asking:
+                self._asked -= 1
+                if not self._asked:
+                    self._idle.set()
+
+    def _give_way(self) -> None:
+        self._closing.wait(max(0.0, self._opened + HEAD_START_SECONDS - time.monotonic()))
+        self._idle.wait(GIVE_WAY_SECONDS)
 
     def _update(self) -> None:
         while not self._closing.is_set():
@@ -95,12 +127,14 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = dict(parse_qsl(address.query, keep_blank_values=True))
         try:
-            if (file := assets.FILES.get(address.path)) is not None:
-                self._send(HTTPStatus.OK, file.content_type, file.content)
-            elif (run := self.server.answers.searched(address.path)) is not None:
+            if (run := self.server.answers.searched(address.path)) is not None:
                 self._search(run, query)
-            else:
-                self._send(HTTPStatus.OK, "application/json", self.server.answers.answer(address.path, query))
+                return
+            with self.server.answering(address.path):
+                if (file := assets.FILES.get(address.path)) is not None:
+                    self._send(HTTPStatus.OK, file.content_type, file.content)
+                else:
+                    self._send(HTTPStatus.OK, "application/json", self.server.answers.answer(address.path, query))
         except NotFound as error:
             self._refuse(HTTPStatus.NOT_FOUND, str(error))
 

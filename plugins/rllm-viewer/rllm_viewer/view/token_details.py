@@ -22,6 +22,8 @@ CONTROL = re.compile(
     r"<[^\w\s/<>][^<>\s]*[^\w\s/<>]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_\w+)>|\[/?[A-Z_]{3,}\]"
 )
 
+BEGINNINGS = ("<", "[")
+
 
 def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, str], pieces: Mapping[int, str]) -> Json:
     """Returns the tokens of a rollout as JSON data.
@@ -38,16 +40,16 @@ def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, str], pi
         for at, trajectory in enumerate(rollout.episode.trajectories)
         for positions in segments(trajectory.steps)
     ]
-    used = sorted({token for sequence in sequences for token in sequence["ids"]})
-    known = {token: texts[token] for token in used if token in texts}
-    bytes_of = {str(token): pieces[token] for token in used if token in pieces}
+    # In order, as the texts are in memory, because that is faster.
+    used = np.unique([token for sequence in sequences for token in sequence["ids"]]).tolist()
+    known = {token: text for token in used if (text := texts.get(token)) is not None}
     return {
         "position": position,
         "index": rollout.episode.rollout_index,
         "sequences": sequences,
-        "texts": {str(token): text for token, text in known.items()},
-        "bytes": bytes_of,
-        "control": [token for token, text in known.items() if CONTROL.fullmatch(text)],
+        "texts": known,
+        "bytes": {token: pieces[token] for token in used if token in pieces},
+        "control": [token for token, text in known.items() if text.startswith(BEGINNINGS) and CONTROL.fullmatch(text)],
         "differs": _difference(group, rollout, sequences),
     }
 

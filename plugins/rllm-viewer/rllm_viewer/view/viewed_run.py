@@ -18,6 +18,12 @@ from rllm_viewer.view.index import RunIndex
 
 Json = dict[str, Any]
 
+MISSING = {
+    "settings": "The run file cannot be read",
+    "summary": "The summary cannot be read",
+    "findings": "What went wrong cannot be told",
+    "where": "Where its rollouts ran cannot be told",
+}
 VALIDATION = b'{"event":"validation"'
 
 
@@ -72,7 +78,7 @@ class ViewedRun:
             try:
                 about[name] = read()
             except (UserError, *results.DAMAGED) as error:
-                about["problems"].append(f"{name}: {error}")
+                about["problems"].append(f"{MISSING[name]}: {error}")
         if not len(self.index):
             try:
                 recordings.index_of(self.path)
@@ -157,7 +163,10 @@ class ViewedRun:
     def _read(self, identity: int) -> RecordedGroup:
         row = self.index.row(identity)
         if row is None:
-            raise NotFound(f"{self.path} has no recorded group at byte {identity}")
+            raise NotFound(
+                f"{self.path} has no recorded group at byte {identity}: the link is of another run, or the run went "
+                "back to a checkpoint; choose a group from the list of the run"
+            )
         try:
             return RecordedGroup.from_json(self._line(row))
         except (OSError, ValueError, LookupError, TypeError) as error:

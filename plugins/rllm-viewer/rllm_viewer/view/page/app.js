@@ -1,5 +1,6 @@
 // Opens the view that the address names, and keeps what all views share: header, keys, theme, copying.
 
+import { nameOf } from "./blocks.js";
 import { breakView, compareView } from "./compare_view.js";
 import { copy, ways } from "./copy.js";
 import { announce, h, replace } from "./dom.js";
@@ -33,7 +34,7 @@ class App {
     this.copyButton.setAttribute("aria-controls", "copies");
     replace(document.getElementById("app"),
       h("button", { type: "button", class: "skip", onclick: () => this.main.focus() }, "Skip to the content"),
-      h("header", {}, this.crumbs, h("div", { class: "tools" }, button("search", "Search texts (/)", () => this.search()), h("span", { class: "copy" }, this.copyButton, this.copyMenu), button("theme", "Light or dark (l)", () => this.theme()), button("help", "Keys and words (?)", () => this.help()))),
+      h("header", {}, this.crumbs, h("div", { class: "tools" }, button("search", "Search texts (/)", () => this.search()), h("span", { class: "copy" }, this.copyButton, this.copyMenu), button("theme", "Light or dark (l)", () => this.theme()), button("help", "Help: where to look, words and keys (?)", () => this.help()))),
       this.main);
   }
 
@@ -127,6 +128,7 @@ class App {
     this.place = place;
     replace(this.main, h("section", { class: "failed", role: "alert" }, h("h1", {}, "This cannot be shown"), h("p", {}, error.message),
       h("p", {}, h("button", { type: "button", onclick: () => location.reload() }, "try again"), " ", h("a", { href: "#/" }, "back to the start"))));
+    if (place) this._crumbs();
     document.body.dataset.opened = location.hash || "#/";
     if (!(error instanceof Failed)) console.error(error);
   }
@@ -144,7 +146,7 @@ class App {
       const step = row ? row.step : place.step;
       if (step !== undefined) add({ run: run.number, view: "step", step }, `step ${step}`);
       if (place.view === "timing") add({ run: run.number, view: "timing", step }, "times");
-      if (row) add({ run: run.number, view: "group", group: row.id }, row.group === null ? `validation of ${row.task}` : `group ${row.group}`);
+      if (row) add({ run: run.number, view: "group", group: row.id }, row.group === null ? `${nameOf(row)} ${row.task}` : nameOf(row));
       if (place.rollout !== undefined) add({ run: run.number, view: "episode", group: place.group, rollout: place.rollout }, `rollout ${row?.rollouts?.[place.rollout]?.index ?? place.rollout}`);
       if (place.view === "tokens") add({ ...place, view: "tokens" }, "tokens");
       if (place.view === "break") found.push(h("span", { "aria-hidden": "true" }, " › "), h("a", { href: location.hash }, "break"));

@@ -4,12 +4,20 @@ import { folded, h, long } from "./dom.js";
 import { between } from "./scales.js";
 import { counted, extremes, number, pretty, prettyText, share, signed } from "./text.js";
 
+// Outcomes that need no explanation: imported rollouts are not trained here.
+export const EXPECTED = new Set(["trained", "validation", "imported"]);
 export const SOLVED = new Map([[true, "solved"], [false, "not solved"], [null, ""]]);
 
-// Range of the rewards of a run, for the color of squares.
+const BEYOND = 0.125;
+
+// Range of the rewards of a run, for the color of squares: a reward far from all others must not make them one color.
 export function rewardRange(rows) {
-  const known = rows.flatMap((row) => row.rewards.filter((reward) => reward !== null));
-  return known.length ? extremes(known) : [0, 1];
+  const known = rows.flatMap((row) => row.rewards.filter((reward) => reward !== null)).sort((a, b) => a - b);
+  if (!known.length) return [0, 1];
+  const at = (share) => known[Math.floor((known.length - 1) * share)];
+  const [low, high] = [at(0.1), at(0.9)];
+  const more = high > low ? (high - low) * BEYOND : Infinity;
+  return [Math.max(known[0], low - more), Math.min(known.at(-1), high + more)];
 }
 
 export function square(rollout, range, isDim = false) {
@@ -26,7 +34,8 @@ export function squares(rollouts, range, positions = null) {
 }
 
 export function nameOf(row) {
-  return row.group === null || row.group === undefined ? "validation" : `group ${row.group}`;
+  if (row.group !== null && row.group !== undefined) return `group ${row.group}`;
+  return row.outcome === "imported" ? "imported task" : "validation";
 }
 
 export function became(row) {
@@ -45,6 +54,7 @@ export function headOf(rollout) {
   const versions = steps.map((step) => step.weight_version).filter((one) => one !== null);
   const breaks = steps.filter((step) => step.break_reason !== null).length;
   const isCut = steps.some((step) => step.finish_reason === "length");
+  const tokens = steps.reduce((sum, step) => sum + step.tokens, 0);
   const [low, high] = versions.length ? extremes(versions) : [null, null];
   return h("p", { class: "facts" },
     badge(`reward ${rollout.reward === null ? "none" : number(rollout.reward)}`, rollout.reward === null ? "" : "strong"),
@@ -52,18 +62,18 @@ export function headOf(rollout) {
     advantages.length > 0 && badge(`advantage ${rangeOf(advantages, signed)}`, advantageKind(advantages)),
     corrections.length > 0 && badge(`correction ${rangeOf(corrections, number)}`),
     rollout.end !== "done" && badge(`ended with ${rollout.end}`, "bad"),
-    !["trained", "validation"].includes(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
+    !EXPECTED.has(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
     isCut && badge("cut off", "bad", "a completion ended at the limit of tokens"),
     breaks > 0 && badge(counted(breaks, "break"), "bad"),
     low !== null && badge(low === high ? `version ${low}` : `versions ${low} to ${high}`),
     badge(counted(steps.length, "call")),
-    badge(counted(steps.reduce((sum, step) => sum + step.tokens, 0), "token")),
+    tokens > 0 && badge(counted(tokens, "token")),
     rollout.seconds !== null && badge(`${number(rollout.seconds)} s`));
 }
 
-function rangeOf(values, form) {
-  const [low, high] = extremes(values);
-  return low === high ? form(low) : `${form(low)} to ${form(high)}`;
+export function rangeOf(values, form) {
+  const [low, high] = extremes(values).map(form);
+  return low === high ? low : `${low} to ${high}`;
 }
 
 function advantageKind(values) {

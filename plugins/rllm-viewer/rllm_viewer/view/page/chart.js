@@ -3,8 +3,8 @@
 import { h, replace } from "./dom.js";
 import { extremes, number } from "./text.js";
 
-const WIDTH = 400;
-const HEIGHT = 130;
+const WIDTH = 300;
+const HEIGHT = 120;
 const LEFT = 44;
 const RIGHT = 8;
 const TOP = 8;

@@ -11,6 +11,7 @@ import { counted, number, share } from "./text.js";
 import { Sequence } from "./tokens.js";
 
 const CONTEXT = 60;
+const SAID_TOKENS = 12;
 
 export async function compareView(place, app) {
   if (place.params.left && place.params.right) return rolloutsView(place, app);
@@ -107,10 +108,17 @@ export async function breakView(place, app) {
   return {
     element: h("div", {}, h("h1", {}, `Break before call ${place.call + 1} of rollout ${group.rollouts[place.rollout].index}`),
       h("p", {}, "reason ", h("code", {}, after.breakReason ?? "unknown"), `. The prompt of call ${place.call + 1} was to begin with the prompt and the answer of call ${place.call}, token for token. `, h("a", { href: back }, "conversation (e)")),
-      h("p", { class: "parts" }, same === before.length ? "The new prompt begins with all of them, but the segment was ended all the same." : same === stop ? "The new prompt ends where the tokens before it go on." : `They first differ at token ${same}: `, same < before.length && h("code", {}, before.shown(same)), same < before.length && same < stop && " became ", same < stop && h("code", {}, after.shown(same))),
+      h("p", { class: "parts" }, same === before.length ? "The new prompt begins with all of them, but the segment was ended all the same." : same === stop ? "The new prompt ends where the tokens before it go on." : `They first differ at token ${same}: `, same < before.length && h("code", {}, beginning(before, same, before.length)), same < before.length && same < stop && " became ", same < stop && h("code", {}, beginning(after, same, stop))),
       h("div", { class: "cards two" }, side(`Prompt and answer of call ${place.call}`, before, before.length), side(`Prompt of call ${place.call + 1}`, after, stop))),
     title: `break before call ${place.call + 1}`,
   };
+}
+
+// The text of the first tokens of a place, to tell it from others.
+function beginning(sequence, start, stop) {
+  const end = Math.min(stop, start + SAID_TOKENS);
+  const text = Array.from({ length: end - start }, (_, place) => sequence.shown(start + place)).join("");
+  return `${text.replaceAll("\n", "↵")}${end < stop ? "…" : ""}`;
 }
 
 function tokens(sequence, start, stop, from, until) {

@@ -36,6 +36,12 @@ export function replace(element, ...children) {
   return add(element, children);
 }
 
+// Replaces the content only by another one: what a reader has selected or focused stays while a run goes on.
+export function renew(element, ...children) {
+  const fresh = add(element.cloneNode(false), children);
+  if (!fresh.isEqualNode(element)) element.replaceChildren(...fresh.childNodes);
+}
+
 // Shows a long text in part, with a button for the rest.
 export function long(text, limit = 6000, kind = "pre") {
   const value = String(text);

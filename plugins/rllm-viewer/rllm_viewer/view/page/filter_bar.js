@@ -25,7 +25,7 @@ export class FilterBar {
     this.element = h("form", { class: "filters", role: "search", onsubmit: (event) => { event.preventDefault(); this._typed(0); } },
       h("div", { class: "line" },
         h("label", { for: "query" }, "Search"), this.query, check("regex", "regular expression"), check("exact", "match case"),
-        h("label", { for: "by" }, "List"), by),
+        h("span", { class: "check" }, h("label", { for: "by" }, "List"), by)),
       this.more, this.chips, this.said);
     this._fill();
     this._chips();

@@ -3,11 +3,11 @@
 import { mean } from "./text.js";
 
 export const FIELDS = {
-  steps: { label: "Steps", hint: "5, 3..9, 3.. or ..9", kind: "range" },
+  steps: { label: "Steps", hint: "5, 3..9 or 3..", kind: "range" },
   outcome: { label: "Outcome", kind: "choice" },
   reason: { label: "Reason or ending", kind: "choice" },
   solved: { label: "Solved", kind: "choice" },
-  reward: { label: "Reward", hint: "1, 0..0.5, 0.5.. or ..0", kind: "range" },
+  reward: { label: "Reward", hint: "1, 0..0.5 or 2..", kind: "range" },
   tokens: { label: "Sampled tokens", hint: "100.. or ..50", kind: "range" },
   version: { label: "Weight version", hint: "3, 3.. or ..9", kind: "range" },
   role: { label: "Role", kind: "choice" },

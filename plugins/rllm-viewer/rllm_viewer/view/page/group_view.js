@@ -1,9 +1,10 @@
 // Views of a group and of one of its rollouts.
 
-import { became, badge, common, headOf, messages, nameOf, pairs, ratio, rewardRange, square } from "./blocks.js";
+import { EXPECTED, became, badge, common, headOf, messages, nameOf, pairs, rangeOf, ratio, rewardRange, square } from "./blocks.js";
 import { folded, h, long } from "./dom.js";
 import { link } from "./route.js";
 import { kept } from "./store.js";
+import { hints } from "./suspects.js";
 import { counted, number, seconds, signed, spread } from "./text.js";
 
 const FOLDED_CALLS = 40;
@@ -29,6 +30,7 @@ export async function groupView(place, app) {
   const rewards = group.rollouts.map((one) => one.reward);
   const [best, worst] = group.extremes;
   const answers = group.rollouts.map(lastAnswer);
+  const facts = run.rowOf(group.id)?.rollouts || [];
   const shared = worst === undefined ? 0 : common(answers[best] ?? "", answers[worst] ?? "");
   const cards = group.rollouts.map((rollout, position) => {
     const href = link({ run: run.number, view: "episode", group: group.id, rollout: position }, filter);
@@ -38,7 +40,7 @@ export async function groupView(place, app) {
     const mark = isExtreme ? h("p", { class: "parts" }, `↓ from here, best and worst differ`) : null;
     return h("article", { class: "card", "data-position": position },
       h("h3", {}, h("a", { href }, square(rollout, range), ` rollout ${rollout.index}`), rank && badge(rank, rank === "best" ? "good" : "bad")),
-      headOf(rollout), pairs(rollout.parts), rollout.error && h("p", { class: "problem" }, rollout.error),
+      headOf(rollout), answered(facts[position]), pairs(rollout.parts), rollout.error && h("p", { class: "problem" }, rollout.error),
       answers[position] !== null && h("div", { class: "answer" }, messages([{ role: "assistant", content: answers[position], tool_calls: lastCalls(rollout) }], { prefix: isExtreme ? shared : 0, mark })),
       h("p", {}, h("a", { href: tokens }, `tokens of rollout ${rollout.index}`)));
   });
@@ -49,10 +51,10 @@ export async function groupView(place, app) {
   return {
     element: h("div", {},
       h("h1", {}, `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
-      h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), ["trained", "validation"].includes(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
+      h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), EXPECTED.has(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
         badge(counted(group.rollouts.length, "rollout")), badge(`reward ${spread(rewards)}`), badge(`solved ${ratio(group.rollouts.map((one) => one.solved))}`), group.weight_version !== null && badge(`version ${group.weight_version}`),
         staleness(run, group)),
-      whyNoLearning(group),
+      whyNoLearning(group), hints(run, group.id),
       near(previous, next, at, count),
       h("section", {}, h("h2", {}, "Task"), pairs(group.task.data) || h("p", { class: "dim" }, "The task has no data.")),
       group.openings.map((opening) => opening && h("section", {}, h("h2", {}, `Prompt of all rollouts${group.openings.length > 1 ? `, role ${opening.role}` : ""}`), messages(opening.messages))),
@@ -63,6 +65,13 @@ export async function groupView(place, app) {
     title: `${nameOf(group)}, step ${group.step}`, previous, next,
     cards: () => [...document.querySelectorAll(".card h3 a")],
   };
+}
+
+// Says whether the last text has the task's answer, in color if the solved rollouts should have it, and this one differs.
+function answered(facts) {
+  if (typeof facts?.answered !== "boolean") return null;
+  const isOdd = facts.solved !== null && facts.solved !== facts.answered;
+  return h("p", { class: "facts" }, badge(facts.answered ? "has the task's answer" : "without the task's answer", isOdd ? "bad" : ""));
 }
 
 export function near(previous, next, at, count) {
@@ -127,6 +136,7 @@ export async function episodeView(place, app) {
   const to = (position, view = "episode") => link({ run: run.number, view, group: group.id, rollout: position }, filter);
   const { previous, next, at, count } = around(app, run, place);
   const several = rollout.trajectories.length > 1;
+  const breaks = rollout.trajectories.flatMap((trajectory, number_) => trajectory.steps.flatMap((step, call) => (step.break_reason !== null && call > 0 ? [[number_, call]] : [])));
   return {
     element: h("div", {},
       h("h1", {}, `Rollout ${rollout.index} of ${nameOf(group)}`),
@@ -134,7 +144,8 @@ export async function episodeView(place, app) {
       headOf(rollout),
       h("p", { class: "near" }, h("a", { href: to(place.rollout, "tokens") }, "tokens (t)"), " ", h("a", { href: link({ run: run.number, view: "group", group: group.id }, filter) }, "group (g)"), " ", h("a", { href: link({ run: run.number, view: "timing", step: group.step }) }, "times of the step (i)")),
       near(previous, next, at, count),
-      rollout.error && h("p", { class: "problem" }, rollout.error),
+      rollout.error && h("p", { class: "problem" }, rollout.error), hints(run, group.id, place.rollout),
+      breaks.length > 0 && h("p", { class: "near" }, breaks.slice(0, 5).map(([number_, call]) => [h("a", { href: breakLink(run, group, place, filter, number_, call) }, `break before call ${call + 1}: its two prompts`), " "])),
       h("section", {}, h("h2", {}, "Why this reward"), pairs({ ...group.task.data, ...rollout.parts }) || h("p", { class: "dim" }, "Neither the task nor the reward function says more.")),
       Object.keys(rollout.metadata).length > 0 && folded("Metadata", () => pairs(rollout.metadata)),
       rollout.trajectories.map((trajectory, number_) => h("section", { class: "trajectory" },
@@ -162,16 +173,20 @@ function conversation(trajectory, opening, where) {
 function breakLine(step, at, { run, group, place, filter, number: trajectory }) {
   const isFirst = at === 0;
   return h("div", { class: "break" }, h("span", {}, `segment break: ${step.break_reason}`),
-    !isFirst && h("a", { href: link({ run: run.number, view: "break", group: group.id, rollout: place.rollout, call: at }, { ...filter, trajectory: String(trajectory) }) }, "compare the two prompts"));
+    !isFirst && h("a", { href: breakLink(run, group, place, filter, trajectory, at) }, "compare the two prompts"));
+}
+
+function breakLink(run, group, place, filter, trajectory, call) {
+  return link({ run: run.number, view: "break", group: group.id, rollout: place.rollout, call }, { ...filter, trajectory: String(trajectory) });
 }
 
 function factsOf(step, at, trajectory) {
   const advantage = step.advantage;
   return h("p", { class: "facts small" }, trajectory.steps.length > 1 && badge(`call ${at + 1}`),
-    advantage && badge(`advantage ${advantage[0] === advantage[2] ? signed(advantage[0]) : `${signed(advantage[0])} to ${signed(advantage[2])}`}`, advantage[1] > 0 ? "good" : advantage[1] < 0 ? "bad" : ""),
+    advantage && badge(`advantage ${rangeOf([advantage[0], advantage[2]], signed)}`, advantage[1] > 0 ? "good" : advantage[1] < 0 ? "bad" : ""),
     step.reward !== null && badge(`reward ${number(step.reward)}`), step.token_rewards !== null && badge(`token rewards ${number(step.token_rewards)}`),
     step.weight_version === null ? badge("not sampled by the policy") : badge(`version ${step.weight_version}`),
-    badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
+    step.prompt_tokens + step.tokens > 0 && badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
     step.finish_reason === "length" && badge(`cut off after ${counted(step.tokens, "token")}`, "bad"),
     step.control_tokens > 0 && badge(`new text spells ${counted(step.control_tokens, "control token")}`, "bad"),
     step.logprob !== null && badge(`mean log-probability ${number(step.logprob)}`));

@@ -60,12 +60,22 @@ export function help(app) {
     ["correction", "weight of a token against the difference between the policies that sampled and that train"],
     ["recorded as", "why the run kept the group: the first, best, worst or most divided of its step, an example of a reason, or a validation"],
   ];
+  const faults = [
+    ["a reward that is not the answer's", "In the group, a card says whether its answer has the one of the task. If the best rollout lacks it, or the worst has it, rewards are swapped, or the reward function is wrong."],
+    ["a reward that is too good", "Sort the list by mean, or filter by a reward above that of a right answer. The parts of the reward say what was paid; read the answer."],
+    ["a template that changes the past", "Filter by segment break. The rollout has a dashed line where it broke, and a link that compares the two prompts token by token."],
+    ["answers without an end", "Filter by cut off, and look at the curve of truncated_share."],
+    ["old samples", "Look at the curve of staleness_max. A group says its weight version and its staleness."],
+    ["training on the wrong tokens", "Open the tokens, and color them by mask or advantage: control tokens have a frame, what is not trained has no color."],
+  ];
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "help-title" },
-    h("p", { class: "top" }, h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Close")), h("h2", { id: "help-title" }, "Keys"), h("table", { class: "keys" }, h("tbody", {}, rows)), h("label", { class: "check" }, off, "these keys are on"),
+    h("p", { class: "top" }, h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Close")), h("h2", { id: "help-title" }, "Help"),
+    h("p", {}, "A run leads to its steps, a step to its groups, a group to its rollouts, a rollout to its tokens. Begin with the view of the run: troubles of its metrics are named at the top with their causes, and Worth a look lists rollouts and groups whose numbers do not fit. Each entry leads to its place, which says again what does not fit. These are hints: read the answers to find out."),
+    h("p", {}, "A click on a curve opens its step. In the list of groups, a click on a column sorts; the filters and the search find the rest, and the address keeps them."),
+    h("h2", {}, "What may be wrong, and where to see it"), h("dl", { class: "pairs" }, faults.map(([what, where]) => [h("dt", {}, what), h("dd", {}, where)])),
     h("h2", {}, "Words"), h("dl", { class: "pairs" }, words.map(([word, meaning]) => [h("dt", {}, word), h("dd", {}, meaning)])),
     h("h2", {}, "Signs"), h("p", {}, "A square is a rollout: orange for low rewards of the run, blue for high ones, ✓ if it solved the task, × if it failed. Characters that cannot be seen are shown as ", h("span", { class: "esc" }, "\\u202e"), "; in tokens, ↵ is a line break and → a tab."),
-    h("h2", {}, "To find what is wrong"), h("p", {}, "Begin with the view of the run. A trouble that its metrics show is named there with its causes. Open Worth a look: it lists single rollouts whose numbers do not fit: rewards against the answers, answers that were cut off, segment breaks, old weights. A click on a curve opens its step. In the list of groups, a click on a column sorts, and the filters find the rest."),
-    h("p", {}, "To find out why a rollout has its reward: open the group, compare the answers of its best and worst rollout with the task, and look at the parts of the reward. To find what was trained: open the tokens, and choose advantage or mask."));
+    h("h2", {}, "Keys"), h("label", { class: "check" }, off, "these keys are on"), h("table", { class: "keys" }, h("tbody", {}, rows)));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

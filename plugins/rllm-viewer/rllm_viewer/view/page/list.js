@@ -6,7 +6,7 @@ const AROUND = 12;
 
 export class List {
   // columns: [{ name, label, sort, class }]; draw(item, position): an array of cells; href(item): where a row leads.
-  constructor({ label, columns, draw, href, height = 40, tall = 76, onsort = null, sort = "", empty = "nothing to show" }) {
+  constructor({ label, columns, draw, href, height = 40, tall = 92, onsort = null, sort = "", empty = "nothing to show" }) {
     Object.assign(this, { columns, draw, href, onsort, empty });
     this.heights = [height, tall];
     this.items = [];
@@ -46,6 +46,7 @@ export class List {
   }
 
   set(items) {
+    const focused = [...this._rows].find(([, row]) => row.contains(document.activeElement))?.[0];
     this.items = items;
     this.cursor = Math.min(this.cursor, items.length - 1);
     this.element.setAttribute("aria-rowcount", String(items.length + 1));
@@ -54,6 +55,7 @@ export class List {
     replace(this.note, items.length ? null : this.empty);
     this.element.hidden = items.length === 0;
     this._show();
+    this._rows.get(focused)?.querySelector("a, button")?.focus({ preventScroll: true });
   }
 
   _show() {
@@ -62,7 +64,7 @@ export class List {
     if (!this.body.isConnected || !this.items.length) return;
     const top = this.body.getBoundingClientRect().top;
     const first = Math.max(0, Math.floor(-top / height) - AROUND);
-    const last = Math.min(this.items.length, Math.ceil((innerHeight - top) / height) + AROUND);
+    const last = Math.min(this.items.length, Math.max(first, Math.ceil((innerHeight - top) / height)) + AROUND);
     for (const [at, row] of this._rows)
       if ((at < first || at >= last) && !row.contains(document.activeElement)) {
         row.remove();

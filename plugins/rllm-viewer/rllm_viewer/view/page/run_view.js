@@ -2,12 +2,12 @@
 
 import { became, nameOf, pairs, rewardRange, squares } from "./blocks.js";
 import { chart } from "./chart.js";
-import { folded, h, replace } from "./dom.js";
+import { add, folded, h, renew, replace } from "./dom.js";
 import { FilterBar } from "./filter_bar.js";
 import { filterOf, rolloutsOf, select } from "./filters.js";
 import { List } from "./list.js";
 import { link } from "./route.js";
-import { placeName, suspects } from "./suspects.js";
+import { byGroup, findings, placeName } from "./suspects.js";
 import { counted, mean, number, seconds, share, spread } from "./text.js";
 
 export async function runsView(place, app) {
@@ -23,7 +23,7 @@ export async function runsView(place, app) {
       const form = measure === "solved" ? share : number;
       return [name, `${workflow ?? ""}${backend ? ` (${backend})` : ""}`, status, `${steps ?? "–"}${planned ? `/${planned}` : ""}`, measure ? `${form(first)} → ${form(last)}` : "–"];
     },
-    href: (run) => link({ run: run.number, view: "run" }),
+    href: (run) => link({ run: run.number, view: "run" }), tall: 60,
   });
   const compare = link({ view: "compare" }, { runs: app.runs.slice(0, 8).map((run) => run.number).join(",") });
   const element = h("section", {}, h("h1", {}, counted(app.runs.length, "run")), h("p", {}, h("a", { href: compare }, "compare them")), list.box);
@@ -126,12 +126,22 @@ const CHARTS = ["solved", "response_tokens_mean", "staleness_mean", "truncated_s
 export async function runView(place, app) {
   const run = await app.run(place);
   const groups = new Groups(app, run, place);
+  const isWide = !matchMedia("(max-width: 640px)").matches;
   const about = h("div", {});
+  const file = h("div", {});
+  const kinds = h("span", { class: "dim" });
+  const places = h("dl", { class: "pairs suspects" });
+  const worth = h("details", { class: "worth", open: isWide }, h("summary", {}, h("b", {}, "Worth a look"), kinds), places);
   const charts = h("div", { class: "charts" });
   const chosen = h("select", { id: "metric", onchange: () => draw() });
   let drawn = "";
   const draw = () => {
-    replace(about, aboutOf(run), worthALook(run));
+    renew(about, aboutOf(run));
+    if (run.about?.settings && !file.firstChild) add(file, [folded("Run file", () => pairs(flat(run.about.settings)))]);
+    const found = findings(run);
+    worth.hidden = !found.length;
+    renew(kinds, `: ${found.map(({ what }) => what.toLowerCase()).join("; ")}`);
+    renew(places, found.map((one) => worthALook(run, one)));
     const names = [...new Set(run.steps.metrics.flatMap((row) => Object.keys(row)))].filter((name) => !["step", "epoch", "weight_version"].includes(name)).sort();
     const value = chosen.value || names.find((name) => CHARTS.slice(1).includes(name)) || names[0];
     if (names.join() !== [...chosen.options].map((one) => one.value).join()) replace(chosen, names.map((name) => h("option", { value: name }, name)));
@@ -143,10 +153,10 @@ export async function runView(place, app) {
   };
   const unlisten = run.listen(draw);
   draw();
-  const metrics = h("details", { class: "metrics", open: !matchMedia("(max-width: 640px)").matches }, h("summary", {}, "Curves"), h("p", {}, h("label", { for: "metric" }, "Metric "), chosen), charts);
+  const metrics = h("details", { class: "metrics", open: isWide }, h("summary", {}, h("b", {}, "Curves")), h("p", {}, h("label", { for: "metric" }, "Metric "), chosen), charts);
   const compared = app.runs.length > 1 && h("p", {}, h("a", { href: link({ view: "compare" }, { runs: app.runs.slice(0, 8).map((one) => one.number).join(",") }) }, "compare with the other runs"));
   return {
-    element: h("div", {}, h("h1", {}, run.summary.name), about, compared, run.steps.metrics.length > 0 && metrics, groups.element),
+    element: h("div", {}, h("h1", {}, run.summary.name), about, file, compared, worth, run.steps.metrics.length > 0 && metrics, groups.element),
     title: run.summary.name, list: groups.list, get current() { return groups.list; },
     mounted: () => groups.update(), search: () => groups.focusSearch(), filter: () => groups.openFilter(),
     close: () => { unlisten(); groups.close(); },
@@ -157,31 +167,29 @@ function aboutOf(run) {
   const { summary, about } = run;
   const planned = summary.planned_steps ? ` of ${summary.planned_steps}` : "";
   const form = summary.measure === "solved" ? share : number;
-  const settings = about?.settings || {};
   return [
     run.problem && h("p", { class: "problem", role: "alert" }, run.problem),
-    h("p", {}, [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, `${summary.steps ?? 0}${planned} steps`].filter(Boolean).join(", "),
-      summary.measure && `, ${summary.measure} of ${summary.source} ${form(summary.first)} → ${form(summary.last)}`),
+    h("p", {}, summary.status === "imported" ? "imported rollouts" : [summary.workflow, summary.backend && `backend ${summary.backend}`, summary.status, summary.steps !== null && `${summary.steps}${planned} steps`].filter(Boolean).join(", "),
+      summary.measure && [", ", h("b", {}, `${NAMES[summary.measure] ?? summary.measure} in ${summary.source} ${form(summary.first)} → ${form(summary.last)}`)]),
     summary.status === "interrupted" && h("p", { class: "problem" }, "The run was killed: it has no summary. What it wrote before is shown."),
-    summary.error && h("p", { class: "problem" }, `${summary.status}: ${summary.error}`),
+    summary.error && h("p", { class: "problem" }, summary.status === "damaged" ? `A file of the run is damaged; the others are shown: ${summary.error}` : `${summary.status}: ${summary.error}`),
     about?.where && h("p", {}, about.where),
     (about?.problems || []).map((problem) => h("p", { class: "problem" }, problem)),
     run.broken.size > 0 && h("p", { class: "problem" }, `${counted(run.broken.size, "group")} cannot be read: the file is damaged at byte ${[...run.broken].slice(0, 3).join(", ")}`),
     run.brokenLines > 0 && h("p", { class: "problem" }, `${counted(run.brokenLines, "line")} of metrics, times or events cannot be read`),
     (about?.findings || []).map((finding) => h("div", { class: "finding" }, h("b", {}, finding.name.replaceAll("-", " ")), `: ${finding.seen}`, finding.since_step !== null && ` (since step ${finding.since_step})`,
       h("p", {}, `Cause: ${finding.causes.join("; or ")}`), finding.decides && h("p", {}, "To decide: ", h("code", {}, finding.decides)))),
-    about?.settings && folded("Run file", () => pairs(flat(settings))),
   ];
 }
 
+const NAMES = { solved: "solve rate", reward_mean: "mean reward" };
 const SHOWN = 5;
 
-function worthALook(run) {
-  const found = run.read < run.size ? [] : suspects(run.rows);
-  if (!found.length) return null;
-  return folded(`Worth a look: ${found.map(({ what }) => what.toLowerCase()).join("; ")}`, () => h("dl", { class: "pairs suspects" }, found.map(({ what, why, filter, places }) => [h("dt", {}, what),
-    h("dd", {}, h("p", { class: "dim" }, why), h("ul", {}, places.slice(0, SHOWN).map((place) => h("li", {}, h("a", { href: link({ run: run.number, view: place.at === null ? "group" : "episode", group: place.row.id, rollout: place.at ?? undefined }, filter || {}) }, placeName(place)), place.note ? `: ${place.note}` : "")),
-      places.length > SHOWN && h("li", {}, filter ? h("a", { href: link({ run: run.number, view: "run" }, filter) }, `all ${places.length}`) : `and ${places.length - SHOWN} more`)))])));
+function worthALook(run, { what, why, filter, places }) {
+  const joined = byGroup(places);
+  const to = ({ row, at }) => link({ run: run.number, view: at === null ? "group" : "episode", group: row.id, rollout: at ?? undefined }, filter || {});
+  const rest = filter && places.length > 1 ? h("a", { href: link({ run: run.number, view: "run" }, filter) }, `all ${places.length}`) : joined.length > SHOWN && `and ${joined.length - SHOWN} more`;
+  return [h("dt", {}, what), h("dd", {}, h("p", { class: "dim" }, why), h("ul", {}, joined.slice(0, SHOWN).map((place) => h("li", {}, h("a", { href: to(place) }, placeName(place)), `: ${place.note}`)), rest && h("li", {}, rest)))];
 }
 
 export function flat(tables, prefix = "") {
@@ -194,10 +202,10 @@ function chartsOf(run, metric, onstep) {
   const band = metrics.filter((row) => typeof row.trajectory_reward_min === "number").map((row) => [row.step, row.trajectory_reward_min, row.trajectory_reward_max]);
   const groups = ["none", "some", "all"].map((name) => ({ label: `solved by ${name}`, points: points(`groups_solved_by_${name}`) }));
   return [
-    chart({ title: "reward", note: "mean, range of the trajectories, validations", band, onstep, lines: [{ label: "reward_mean", points: points("reward_mean") }, { label: "validation", points: points("reward_mean", validations), dots: true }] }),
-    chart({ title: "solve rate", low: 0, high: 1, onstep, lines: [{ label: "solved", points: points("solved") }, { label: "validation", points: points("solved", validations), dots: true }] }),
-    chart({ title: "groups", note: "share solved by none, some or all of their rollouts", low: 0, high: 1, onstep, lines: groups }),
-    metric && chart({ title: metric, onstep, lines: [{ label: metric, points: points(metric) }] }),
+    chart({ title: "reward", note: "mean, range, validations", band, onstep, lines: [{ label: "reward_mean", points: points("reward_mean") }, { label: "validation", points: points("reward_mean", validations), dots: true }] }),
+    chart({ title: "solve rate", note: "share of the rollouts", low: 0, high: 1, onstep, lines: [{ label: "solved", points: points("solved") }, { label: "validation", points: points("solved", validations), dots: true }] }),
+    chart({ title: "groups", note: "share solved by none, some, all", low: 0, high: 1, onstep, lines: groups }),
+    metric && chart({ title: metric, note: "the metric chosen above", onstep, lines: [{ label: metric, points: points(metric) }] }),
   ];
 }
 

@@ -31,46 +31,46 @@ export const TOKEN_MEASURES = {
   advantage: {
     label: "advantage",
     color: (value, { reach }) => around(value, 0, reach || 1),
-    legend: "orange below 0: made less likely; blue above 0: made more likely",
+    legend: [["s0", "orange, below 0: made less likely"], ["s15", "blue, above 0: made more likely"], ["zero", "no color: 0, or not trained"]],
   },
   logprob: {
     label: "log-probability",
     color: (value) => upTo(value === null ? null : 1 - Math.exp(value), 1),
-    legend: "orange: the policy that sampled found it unlikely",
+    legend: [["s0", "orange: the policy that sampled found it unlikely"]],
   },
   trainer: {
     label: "trainer's log-probability",
     color: (value) => upTo(value === null ? null : 1 - Math.exp(value), 1),
-    legend: "orange: unlikely under the weights before the step",
+    legend: [["s0", "orange: unlikely under the weights before the step"]],
   },
   ratio: {
     label: "ratio",
     color: (value) => around(value === null ? null : Math.log2(Math.max(value, 1e-6)), 0, 1),
-    legend: "trainer's probability over that of sampling: orange below 1, blue above; strong at a factor of 2",
+    legend: [["s0", "orange: the trainer finds it half as likely as sampling did, or less"], ["s15", "blue: twice as likely, or more"], ["zero", "no color: the same"]],
   },
   correction: {
     label: "correction",
     color: (value) => around(value === null ? null : Math.log2(Math.max(value, 1e-6)), 0, 1),
-    legend: "weight of the off-policy correction: orange below 1, blue above; strong at a factor of 2",
+    legend: [["s0", "orange: weight of the off-policy correction of 0.5 or less"], ["s15", "blue: of 2 or more"], ["zero", "no color: 1"]],
   },
   mask: {
     label: "mask",
     color: (value) => (value === 2 ? "s14" : value === 1 ? "s3" : "none"),
-    legend: "blue: trained; orange: sampled, but not trained; no color: prompt, tool result or template",
+    legend: [["s14", "blue: trained"], ["s3", "orange: sampled, but not trained"], ["zero", "no color: prompt, tool result or template"]],
   },
   entropy: {
     label: "entropy",
     color: (value, { reach }) => upTo(value, reach || 1),
-    legend: "orange: the policy was undecided",
+    legend: [["s0", "orange: the policy was undecided"]],
   },
   version: {
     label: "weight version",
     color: (value, { low, high }) => between(value, low, high),
-    legend: "orange: the oldest weights; blue: the latest",
+    legend: [["s0", "orange: the oldest weights of the rollout"], ["s15", "blue: the latest"]],
   },
   reward: {
     label: "token reward",
     color: (value, { reach }) => around(value, 0, reach || 1),
-    legend: "orange below 0, blue above",
+    legend: [["s0", "orange: below 0"], ["s15", "blue: above 0"]],
   },
 };

@@ -1,28 +1,39 @@
 // What is worth a look in a run: rollouts whose numbers do not fit each other, or those of the other rollouts.
 
-import { rolloutsOf } from "./filters.js";
 import { nameOf } from "./blocks.js";
-import { counted, number } from "./text.js";
+import { h } from "./dom.js";
+import { rolloutsOf } from "./filters.js";
+import { counted, number, spread } from "./text.js";
 
 const OLD = 3;
 const FAR = 3;
 const MOSTLY = 0.9;
 
-// Returns [{ what, why, filter } or { what, why, places }]; a place is { row, at, note }. `at` is null for a whole group.
+const known = new WeakMap();
+
+// Returns the findings of a run, once all its rollouts are read.
+export function findings(run) {
+  if (run.read < run.size) return [];
+  let kept = known.get(run);
+  if (kept?.version !== run.version) known.set(run, (kept = { version: run.version, found: suspects(run.rows) }));
+  return kept.found;
+}
+
+// Returns [{ name, what, why, places, filter }]; a place is { row, at, note }. `at` is null for a whole group.
 export function suspects(rows) {
   const all = rows.flatMap((row) => rolloutsOf(row).map((one, at) => ({ row, at, one })));
   const ended = all.filter(({ one }) => typeof one.reward === "number");
-  const cut = all.filter(({ one }) => one.cut);
-  const broken = all.filter(({ one }) => one.breaks?.length);
+  const cut = all.filter(({ one }) => one.cut).map((place) => ({ ...place, note: `reward ${number(place.one.reward)}` }));
+  const broken = all.filter(({ one }) => one.breaks?.length).map((place) => ({ ...place, note: [...new Set(place.one.breaks)].join(", ") }));
   return [
-    { what: "Rewards against the answers", why: "A rollout without the task's answer in its text has a higher reward than one with it. Compare both with the task, and look at the parts of the reward: whose rewards are they, and what for?", places: contrary(rows) },
-    { what: "Rewards without the answer", why: "The reward says that it is solved, but its text is not the task's answer, which it is in most solved rollouts. Read it: is the reward earned?", places: unearned(ended) },
-    { what: "Rewards far from all others", why: "Look at the parts of the reward, and read the answer: what was it paid for?", places: far(ended) },
-    { what: "Solved, but with a lower reward than an unsolved one", why: "Both numbers come from the workflow: one of them is wrong, or they measure different things.", places: unequal(rows) },
-    { what: `${counted(cut.length, "rollout")} cut off`, why: "A completion ended at the limit of tokens. Is its reward that of a complete answer?", filter: { by: "rollouts", cut: "yes" }, places: cut },
-    { what: `${counted(broken.length, "rollout")} with a segment break`, why: "The prompt of a call did not continue the tokens before it. The rollout shows where, and compares the two prompts.", filter: { by: "rollouts", break: "any" }, places: broken },
-    { what: "Groups of old weights", why: "They waited much longer than others between sampling and training.", places: old(rows) },
-  ].filter(({ places }) => places.length);
+    { name: "Rewards against the answers", why: "A rollout without the task's answer in its text has a higher reward than one with it. Compare both with the task, and look at the parts of the reward: whose rewards are they, and what for?", places: contrary(rows) },
+    { name: "Rewards without the answer", why: "The reward says that it is solved, but its text does not have the task's answer, which most solved rollouts have. Read it: is the reward earned?", places: unearned(ended) },
+    { name: "Rewards far from all others", why: "Look at the parts of the reward, and read the answer: what was it paid for?", places: far(ended) },
+    { name: "Solved, but with a lower reward than an unsolved one", why: "Both numbers come from the workflow: one of them is wrong, or they measure different things.", places: unequal(rows) },
+    { name: "Cut off", what: `${counted(cut.length, "rollout")} cut off`, why: "A completion ended at the limit of tokens, so the answer may lack its end. Is its reward that of a complete answer, and is the limit high enough?", filter: { by: "rollouts", cut: "yes" }, places: cut },
+    { name: "Segment break", what: `${counted(broken.length, "rollout")} with a segment break`, why: "The prompt of a call did not continue the tokens before it: often a chat template that changes or drops a part of earlier answers. The rollout shows where, and compares the two prompts.", filter: { by: "rollouts", break: "any" }, places: broken },
+    { name: "Groups of old weights", why: "They waited much longer than others between sampling and training, so they were trained on answers of an older policy.", places: old(rows) },
+  ].filter(({ places }) => places.length).map((found) => ({ what: found.name, ...found }));
 }
 
 // Returns the groups in which a rollout that should have the higher reward has the lower one.
@@ -44,7 +55,7 @@ function contrary(rows) {
 function unearned(ended) {
   const solved = ended.filter(({ one }) => one.solved === true && typeof one.answered === "boolean");
   const without = solved.filter(({ one }) => !one.answered);
-  return without.length > solved.length * (1 - MOSTLY) ? [] : without;
+  return without.length > solved.length * (1 - MOSTLY) ? [] : without.map((place) => ({ ...place, note: `reward ${number(place.one.reward)}` }));
 }
 
 function unequal(rows) {
@@ -58,7 +69,7 @@ function far(ended) {
   const at = (share) => rewards[Math.floor((rewards.length - 1) * share)];
   const width = at(0.9) - at(0.1);
   if (!(width > 0)) return [];
-  return ended.filter(({ one }) => one.reward > at(0.9) + FAR * width || one.reward < at(0.1) - FAR * width).map(({ row, at: position, one }) => ({ row, at: position, note: `reward ${number(one.reward)}` }));
+  return ended.filter(({ one }) => one.reward > at(0.9) + FAR * width || one.reward < at(0.1) - FAR * width).map((place) => ({ ...place, note: `reward ${number(place.one.reward)}` }));
 }
 
 // Versions grow with the steps: a group is old if its distance is far above the usual one.
@@ -69,6 +80,24 @@ function old(rows) {
   return aged.filter(([row, version]) => row.step - version >= usual + OLD).map(([row, version]) => ({ row, at: null, note: `step ${row.step} trained version ${version}, ${row.step - version - usual} older than usual` }));
 }
 
+// Returns the places with those of one group joined to one.
+export function byGroup(places) {
+  const groups = new Map();
+  for (const place of places) groups.set(place.row, [...(groups.get(place.row) || []), place]);
+  return [...groups].map(([row, found]) => {
+    if (found.length === 1) return found[0];
+    return { row, at: null, note: `rollouts ${found.map(({ one }) => one.index).join(", ")}; reward ${spread(found.map(({ one }) => one.reward))}` };
+  });
+}
+
 export function placeName({ row, at }) {
   return at === null ? nameOf(row) : `${nameOf(row)}, rollout ${rolloutsOf(row)[at].index}`;
+}
+
+// Says what is worth a look in a group, or in one of its rollouts.
+export function hints(run, identity, position = null) {
+  return findings(run).flatMap(({ name, why, places }) => {
+    const here = places.filter(({ row, at }) => row.id === identity && (position === null || at === null || at === position));
+    return byGroup(here).map((place) => h("div", { class: "finding" }, h("b", {}, name), `: ${position === null && place.at !== null ? `rollout ${rolloutsOf(place.row)[place.at].index}, ` : ""}${place.note}`, h("p", {}, why)));
+  });
 }

@@ -61,7 +61,7 @@ export function share(value) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 90) return `${(value / 60).toFixed(1)} min`;
-  if (value >= 1) return `${value.toFixed(2)} s`;
+  if (value >= 1 || value === 0) return `${value === 0 ? 0 : value.toFixed(2)} s`;
   return value >= 1e-3 ? `${(value * 1000).toFixed(0)} ms` : `${(value * 1e6).toFixed(0)} µs`;
 }
 

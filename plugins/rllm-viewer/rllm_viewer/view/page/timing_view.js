@@ -7,7 +7,7 @@ import { link } from "./route.js";
 import { kept } from "./store.js";
 import { counted, number, seconds } from "./text.js";
 
-const PARTS = { generation_wait_seconds: "waiting for groups", training_seconds: "training", drain_seconds: "waiting for rollouts before the sync", sync_seconds: "sending weights", between_steps_seconds: "between the steps (validation, checkpoint)" };
+const PARTS = { generation_wait_seconds: "waiting for groups", training_seconds: "training", drain_seconds: "waiting for rollouts before the sync", sync_seconds: "sending weights", between_steps_seconds: "validation, checkpoint" };
 const MOST_BARS = 400;
 
 export async function timingView(place, app) {
@@ -33,7 +33,7 @@ export async function timingView(place, app) {
       h("section", {}, h("h2", {}, "Its recorded rollouts"), known.length
         ? [h("p", {}, `${counted(known.length, "rollout")}; the longest took ${seconds(longest[0].seconds)}. Together: ${[...kinds].map(([kind, value]) => `${kind} ${seconds(value)}`).join(", ")}. Each begins at its own start; the run does not record when that was.`),
           h("p", { class: "legend" }, ["model", "tool", "reward", "other"].map((kind) => h("span", {}, h("i", { class: `key kind-${kind}`, "aria-hidden": "true" }), kind))),
-          h("div", { class: "bars" }, longest.slice(0, MOST_BARS).map((one) => bar(one.calls, end, `${nameOf(one.group)}, ${one.position}`, one.seconds, link({ run: run.number, view: "episode", group: one.group.id, rollout: one.position })))),
+          h("div", { class: "bars" }, longest.slice(0, MOST_BARS).map((one) => bar(one.calls, end, `${nameOf(one.group)}, rollout ${one.position}`, one.seconds, link({ run: run.number, view: "episode", group: one.group.id, rollout: one.position })))),
           longest.length > MOST_BARS && h("p", { class: "dim" }, `${longest.length - MOST_BARS} shorter ones are not shown`)]
         : h("p", { class: "empty" }, "The run has no times of these rollouts: groups that waited in a checkpoint have none."))),
     title: `times of step ${place.step}`, previous: to(steps[at - 1]), next: to(steps[at + 1]),

@@ -2,23 +2,29 @@
 
 import { square, nameOf, rewardRange } from "./blocks.js";
 import { add, h, replace } from "./dom.js";
-import { around, read } from "./group_view.js";
+import { rolloutsOf } from "./filters.js";
+import { around } from "./group_view.js";
 import { List } from "./list.js";
 import { link } from "./route.js";
 import { TOKEN_MEASURES } from "./scales.js";
-import { kept } from "./store.js";
+import { Failed, kept } from "./store.js";
 import { counted, number, signed } from "./text.js";
 import { Sequence, rangeOf, recorded } from "./tokens.js";
 
-const CHUNK = 400;
+const CHUNK = 200;
+const ABOUT_ID = 6;
+const ABOVE = 240;
 const ABOUT_CHARACTER = 8.5;
 const LINE = 26;
 
 export async function tokensView(place, app) {
   const run = await app.run(place);
-  const group = await read(place);
-  const rollout = group.rollouts[place.rollout];
   const answer = await kept(`/api/run/${place.run}/tokens/${place.group}/${place.rollout}`);
+  // The list knows all that is said about the group, which is much slower to read.
+  const group = run.rowOf(place.group);
+  if (!group) throw new Failed("the group is not in the list yet; try again");
+  const rollouts = rolloutsOf(group);
+  const rollout = rollouts[place.rollout];
   const filter = app.filter(place);
   const measures = recorded(answer);
   const view = new Tokens(answer, measures, place, (params) => app.keep({ ...place, view: "tokens" }, { ...filter, ...params }));
@@ -28,11 +34,11 @@ export async function tokensView(place, app) {
   return {
     element: h("div", {},
       h("h1", {}, `Tokens of rollout ${rollout.index}, ${nameOf(group)}`),
-      h("nav", { class: "siblings", "aria-label": "Rollouts of the group" }, group.rollouts.map((one, position) => h("a", { href: to(position), "aria-current": position === place.rollout ? "page" : null, "aria-label": `rollout ${one.index}, reward ${number(one.reward)}` }, square(one, range), String(one.index)))),
+      h("nav", { class: "siblings", "aria-label": "Rollouts of the group" }, rollouts.map((one, position) => h("a", { href: to(position), "aria-current": position === place.rollout ? "page" : null, "aria-label": `rollout ${one.index}, reward ${number(one.reward)}` }, square(one, range), String(one.index)))),
       h("p", { class: "near" }, h("a", { href: link({ run: run.number, view: "episode", group: group.id, rollout: place.rollout }, filter) }, "conversation (e)"), " ", h("a", { href: link({ run: run.number, view: "group", group: group.id }, filter) }, "group (g)")),
       view.element),
     title: `tokens of rollout ${rollout.index}, ${nameOf(group)}`, previous, next,
-    siblings: group.rollouts.map((_, position) => link({ run: run.number, view: "tokens", group: group.id, rollout: position }, { ...filter, measure: place.params.measure || "", form: place.params.form || "" })), position: place.rollout,
+    siblings: rollouts.map((_, position) => link({ run: run.number, view: "tokens", group: group.id, rollout: position }, { ...filter, measure: place.params.measure || "", form: place.params.form || "" })), position: place.rollout,
     get current() { return view.list; }, measure: (at) => view.choose(Object.keys(TOKEN_MEASURES)[at]), difference: () => view.toDifference(), toggle: () => view.toggle(),
     mounted: () => view.mounted(), close: () => view.close(),
   };
@@ -52,7 +58,7 @@ class Tokens {
       return option;
     });
     this.select = h("select", { id: "measure", onchange: () => this.choose(this.select.value) }, options);
-    this.legend = h("p", { class: "dim" });
+    this.legend = h("p", { class: "dim legend" });
     this.ids = h("input", { type: "checkbox", onchange: () => this.flow.classList.toggle("with-ids", this.ids.checked) });
     this.toggleButton = h("button", { type: "button", onclick: () => this.toggle() }, "");
     const difference = answer.differs && h("button", { type: "button", onclick: () => this.toDifference() }, `first difference from rollout ${answer.differs.other} (d)`);
@@ -93,7 +99,7 @@ class Tokens {
 
   _build() {
     this._range = rangeOf(this.answer, this.measure);
-    replace(this.legend, TOKEN_MEASURES[this.measure].legend);
+    replace(this.legend, TOKEN_MEASURES[this.measure].legend.map(([kind, meaning]) => h("span", {}, h("i", { class: `square ${kind}`, "aria-hidden": "true" }), ` ${meaning}`)));
     this.toggleButton.textContent = this.form === "table" ? "as text (v)" : "as a table (v)";
     this._observer.disconnect();
     this.list?.close();
@@ -117,18 +123,19 @@ class Tokens {
         const chunk = h("div", { class: "chunk" });
         let pixels = 0;
         const stop = Math.min(sequence.length, start + CHUNK);
-        for (let at = start; at < stop; at++) pixels += sequence.shown(at).length * ABOUT_CHARACTER + 2;
+        for (let at = start; at < stop; at++) pixels += (this.answer.texts[sequence.ids[at]]?.length ?? ABOUT_ID) * ABOUT_CHARACTER + 2;
         chunk.style.minHeight = `${Math.ceil(pixels / width) * LINE}px`;
         this.chunks.set(chunk, { sequence, start, stop });
         this.flow.append(chunk);
       }
     }
     replace(this.holder, this.flow);
-    let left = innerHeight;
+    if (this.sequences.every((sequence) => sequence.length === 0)) add(this.flow, [h("p", {}, "This rollout has no token ids: it was imported from a format that does not have them, and text is never tokenized again.")]);
+    let left = innerHeight - ABOVE;
     for (const chunk of this.chunks.keys()) {
       if (left <= 0) break;
-      this._fillNow(chunk);
       left -= Number.parseFloat(chunk.style.minHeight);
+      this._fillNow(chunk);
     }
     for (const chunk of this.chunks.keys()) this._observer.observe(chunk);
   }
@@ -159,6 +166,8 @@ class Tokens {
       fragment.append(token);
     }
     chunk.append(fragment);
+    // A chunk out of sight is not laid out: it keeps the height it had, so that those around it do not move.
+    chunk.style.containIntrinsicHeight = `auto ${chunk.style.minHeight}`;
     chunk.style.minHeight = "";
   }
 
