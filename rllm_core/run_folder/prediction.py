@@ -75,10 +75,8 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
     last = known[-max(len(known) // LAST_SHARE, 1) :]
     more = max(steps - len(known), 0)
     total = Tally()
-    for step in known[:steps]:
-        _add(total, step, scale)
-    for step in last:
-        _add(total, step, scale * more / len(last))
+    _add(total, [line for step in known[:steps] for line in step], scale)
+    _add(total, [line for step in last for line in step], scale * more / len(last))  # at once: sums are rounded
     _add(total, rest, scale)
     validation = [line for line in lines if _is_of(line, "validation-")]
     played = sum("rollout" in line for line in validation)
