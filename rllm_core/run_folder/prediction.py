@@ -67,7 +67,10 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
     try:
         before = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))["training"]
     except (OSError, ValueError, LookupError) as error:
-        raise ConfigError(f"{run} is not a run folder: {error} (run.toml)") from error
+        said = "it has no run.toml" if isinstance(error, FileNotFoundError) else f"{error} (run.toml)"
+        raise ConfigError(
+            f"--like {run} is not a run folder: {said}; name the folder of a run that has trained"
+        ) from error
     known, rest = _by_step(lines)
     if not known:
         raise ConfigError(f"{run} has no {COSTS}.jsonl with optimizer steps; name a run that has trained some")

@@ -372,5 +372,5 @@ def test_without_a_run_the_prediction_names_its_assumptions(run_scripted: RunScr
     most = config.rollout.max_response_tokens
     assert found["by_kind"] == {"sampling": {"calls": calls, "completion_tokens": calls * most}}
     assert "assumed, not measured" in found["how"]
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(ConfigError, match=r"nothing is not a run folder: it has no run\.toml; name the folder of"):
         predict(config, 10, tmp_path / "nothing")
