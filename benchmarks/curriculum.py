@@ -17,7 +17,8 @@ those in progress. A trial that never reaches the target counts with all of its 
 ``not_reached``.
 
 Figures: ``rollouts_over_uniform`` and ``rollouts_over_pools``, the medians over the seeds of the rollouts of
-``difficulty`` over those of the other arm.
+``difficulty`` over those of the other arm. ``ARM_solved_after`` is the learning curve: the mean over the seeds of the
+solved share after some numbers of rollouts, between validations by interpolation.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from benchmarks.peer_environments import ROOT, SETTINGS
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, raw_path, read_rows, run
@@ -48,6 +51,7 @@ ARMS = {
     "pools": str(ROOT / "benchmarks" / "curriculum_pools.py"),
 }
 POLL_SECONDS = 0.5
+CURVE_AT = (2500, 5000, 7500, 10000)  # no trial of the five seeds was over earlier
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
@@ -117,6 +121,11 @@ def rollouts_to(target: float, row: Row) -> tuple[int, bool]:
     return (reached[0], True) if reached else (row["curve"][-1]["rollouts"], False)
 
 
+def solved_at(rollouts: int, curve: Sequence[Row]) -> float:
+    """Returns the solved share after a number of rollouts, between validations by interpolation."""
+    return float(np.interp(rollouts, [one["rollouts"] for one in curve], [one["solved"] for one in curve]))
+
+
 def figures(rows: Sequence[Row]) -> Figures:
     """Compares the arms seed by seed."""
     of_seed: dict[int, dict[str, int]] = {}
@@ -132,6 +141,10 @@ def figures(rows: Sequence[Row]) -> Figures:
     for arm in ARMS:
         if counts := [of_arm[arm] for of_arm in of_seed.values() if arm in of_arm]:
             found[f"{arm}_rollouts_median"] = median(counts)
+            curves = [row["curve"] for row in of_kind(rows, "training", arm=arm)]
+            found[f"{arm}_solved_after"] = {
+                at: round(fmean(solved_at(at, one) for one in curves), 3) for at in CURVE_AT
+            }
     for other in ("uniform", "pools"):
         ratios = [of_arm["difficulty"] / of_arm[other] for of_arm in of_seed.values() if of_arm.keys() >= ARMS.keys()]
         if ratios:

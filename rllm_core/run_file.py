@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -256,10 +256,14 @@ def _one_line(message: object) -> str:
 def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel] | None:
     """Returns the model of a nested section; None if it is ambiguous, such as a union of several models."""
     section: type[BaseModel] | None = model
+    is_table = False
     for part in where:
+        if is_table:  # a name of the user, such as a kind of cost
+            is_table = False
+            continue
         field = section.model_fields.get(part) if section is not None else None
         if field is not None:
-            section = model_in(field.annotation)
+            section, is_table = model_in(field.annotation), get_origin(field.annotation) is dict
         elif not part.isdigit():  # an index into a list of sections keeps the list's model
             return None
     return section

@@ -67,7 +67,10 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
     try:
         before = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))["training"]
     except (OSError, ValueError, LookupError) as error:
-        raise ConfigError(f"{run} is not a run folder: {error} (run.toml)") from error
+        said = "it has no run.toml" if isinstance(error, FileNotFoundError) else f"{error} (run.toml)"
+        raise ConfigError(
+            f"--like {run} is not a run folder: {said}; name the folder of a run that has trained"
+        ) from error
     known, rest = _by_step(lines)
     if not known:
         raise ConfigError(f"{run} has no {COSTS}.jsonl with optimizer steps; name a run that has trained some")
@@ -75,10 +78,8 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
     last = known[-max(len(known) // LAST_SHARE, 1) :]
     more = max(steps - len(known), 0)
     total = Tally()
-    for step in known[:steps]:
-        _add(total, step, scale)
-    for step in last:
-        _add(total, step, scale * more / len(last))
+    _add(total, [line for step in known[:steps] for line in step], scale)
+    _add(total, [line for step in last for line in step], scale * more / len(last))  # at once: sums are rounded
     _add(total, rest, scale)
     validation = [line for line in lines if _is_of(line, "validation-")]
     played = sum("rollout" in line for line in validation)

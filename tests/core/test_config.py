@@ -254,6 +254,7 @@ REFUSED = [
     (P + "[training]\nstep = 3", "unknown key 'training.step'; did you mean 'training.steps'?"),
     (P + "[training]\ntemperature = 3", "unknown key 'training.temperature'; did you mean 'rollout.temperature'?"),
     (P + "[training]\nxyzzy = 3", "unknown key 'training.xyzzy'; allowed: training."),
+    (P + "[costs.prices.judge]\nxyzzy = 3", "unknown key 'costs.prices.judge.xyzzy'; allowed: costs.prices.judge."),
     (P + "[puzle]\nlength = 3", "unknown key 'puzle'; did you mean 'puzzle'?"),
     (P + "[puzzle]\nlenght = 3", "unknown key 'puzzle.lenght'; did you mean 'puzzle.length'?"),
     (P + "[puzzle.reward]\ncorect = 3", "unknown key 'puzzle.reward.corect'; did you mean 'puzzle.reward.correct'?"),

@@ -357,6 +357,8 @@ def test_a_run_is_predicted_from_a_shorter_one(run_scripted: RunScripted, tmp_pa
     assert found["tokens"] == pytest.approx(longer.summary["costs"]["tokens"], rel=0.05)
     assert found["calls"] == longer.summary["costs"]["calls"] == 12 * 4 * 8 + 2 * 10
     assert "9 steps like its last 1" in found["how"]
+    more = config.model_copy(update={"training": config.training.model_copy(update={"steps": 17})})
+    assert predict(more, 10, longer.path).kinds["training"].calls == 17, "5 steps like the last 4: no rounding of each"
     same = predict(short.assembly.config, 10, short.path).to_dict(config)
     for kind, amounts in short.summary["costs"]["by_kind"].items():
         assert {**same["by_kind"][kind], "seconds": 0} == {**amounts, "seconds": 0}
@@ -370,5 +372,5 @@ def test_without_a_run_the_prediction_names_its_assumptions(run_scripted: RunScr
     most = config.rollout.max_response_tokens
     assert found["by_kind"] == {"sampling": {"calls": calls, "completion_tokens": calls * most}}
     assert "assumed, not measured" in found["how"]
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(ConfigError, match=r"nothing is not a run folder: it has no run\.toml; name the folder of"):
         predict(config, 10, tmp_path / "nothing")

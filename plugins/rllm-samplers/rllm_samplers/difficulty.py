@@ -1,20 +1,23 @@
 """``difficulty``: prefers tasks that are neither always nor never solved.
 
-Every task is in one of four classes: ``new`` (no result yet), ``mixed`` (its last group was partly solved), ``solved``
-and ``unsolved`` (all or none of its rollouts solved it: it is put away). Each draw first chooses a class and then takes
-the task of it that has waited longest. No task comes again before ``spacing`` other draws, as long as there is another:
-a policy that sees few tasks over and over learns them by heart.
+A task without a result is ``new``. The others are in five classes by their *share*, how much of their rollouts solved
+them lately: ``unsolved``, ``hard``, ``medium``, ``easy`` and ``solved``. Half of the share is that of the last group, a
+quarter that of the group before, and so on: one lucky group does not put a task away. Each draw first chooses a class
+and then takes the task of it that has waited longest. No task comes again before ``spacing`` other draws, as long as
+there is another: a policy that sees few tasks over and over learns them by heart.
 
 The class is chosen by discounted Thompson sampling (arXiv 1707.09727) of its *yield*: the share of its groups that came
-back mixed. For each class, a yield is drawn from a Beta distribution of its recent groups, and the highest wins. Old
-groups fade, so a class that was not tried for a while is uncertain again and gets its turn: that is how tasks that were
-put away are visited again, more often the more of them have become mixed.
+back mixed, neither all nor none of whose rollouts solved it. For each class, a yield is drawn from a Beta distribution
+of its recent groups, and the highest wins. Old groups fade, so a class that was not tried for a while is uncertain
+again and gets its turn: that is how tasks that were put away are visited again, more often the more of them have become
+mixed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +30,9 @@ from rllm_core.errors import ConfigError
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Task
 
-NEW, MIXED, SOLVED, UNSOLVED = CLASSES = ("new", "mixed", "solved", "unsolved")
+NEW, UNSOLVED, HARD, MEDIUM, EASY, SOLVED = CLASSES = ("new", "unsolved", "hard", "medium", "easy", "solved")
+UP_TO = {UNSOLVED: 0.1, HARD: 1 / 3, MEDIUM: 2 / 3, EASY: 0.9, SOLVED: 1.0}
+"""Largest share of each class."""
 
 
 class DifficultyOptions(Section):
@@ -61,7 +66,8 @@ class Difficulty(TaskSampler):
         self._met = 0  # tasks that are no longer new
         self._spacing = min(self.options.spacing, len(tasks) // 2)
         # Positions with the number of their last draw, by class
-        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in (MIXED, SOLVED, UNSOLVED)}
+        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in CLASSES if name != NEW}
+        self._shares: dict[int, float] = {}  # by position
         self._waiting: dict[int, tuple[int, str]] = {}  # position and class of a draw without a result, by ordinal
         self._groups = {name: [0.0, 0.0] for name in CLASSES}  # mixed and other groups by class of the draw, fading
         self._rewards: list[float] = []  # lowest and highest so far
@@ -81,7 +87,7 @@ class Difficulty(TaskSampler):
             chosen = max(able, key=lambda name: drawn[name])
             position = self._take(chosen)
         else:  # every task has a draw without a result
-            chosen, position = MIXED, int(rng.integers(self._tasks))
+            chosen, position = MEDIUM, int(rng.integers(self._tasks))
         self._waiting[self._drawn] = position, chosen
         self._drawn += 1
         return position
@@ -109,34 +115,37 @@ class Difficulty(TaskSampler):
         position, drawn_as = self._waiting.pop(result.ordinal)
         if result.outcome == "skipped":
             return
-        found = self._class_of(result)
-        if found is not None:
+        if (found := self._share_of(result)) is not None:
+            share, is_mixed = found
             fade = 1 - 1 / self.options.memory
             for counts in self._groups.values():
                 counts[0] *= fade
                 counts[1] *= fade
-            self._groups[drawn_as][found != MIXED] += 1
+            self._groups[drawn_as][not is_mixed] += 1
+            self._shares[position] = (share + self._shares.get(position, share)) / 2
         if all(position != other for other, _ in self._waiting.values()):
-            self._queues[found or MIXED].append((position, result.ordinal))
+            self._queues[self._class_of(position)].append((position, result.ordinal))
 
-    def _class_of(self, result: GroupResult) -> str | None:
-        """Returns the class of a task by its last group; None if the group has no result."""
+    def _class_of(self, position: int) -> str:
+        share = self._shares.get(position, 0.5)
+        return next(name for name, most in UP_TO.items() if share <= most)
+
+    def _share_of(self, result: GroupResult) -> tuple[float, bool] | None:
+        """Returns how much of a group solved its task, and whether it is mixed; None if the group has no result."""
         if result.rewards:
             bounds = (*self._rewards, *result.rewards)
             self._rewards = [min(bounds), max(bounds)]
         if result.solved is not None and (self.options.by == "solved" or not result.rewards):
-            is_mixed, share = 0.0 < result.solved < 1.0, result.solved
-        elif result.rewards:
-            low, high = self._rewards
-            is_mixed = min(result.rewards) != max(result.rewards)
-            share = (result.rewards[0] - low) / (high - low) if high > low else 0.0
-        else:
+            return result.solved, 0.0 < result.solved < 1.0
+        if not result.rewards:
             return None
-        return MIXED if is_mixed else SOLVED if share > 0.5 else UNSOLVED
+        low, high = self._rewards
+        share = (fmean(result.rewards) - low) / (high - low) if high > low else 0.0
+        return min(share, 1.0), min(result.rewards) != max(result.rewards)
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""
-        sizes = {f"{name}_tasks": float(self._size(name)) for name in (MIXED, SOLVED, UNSOLVED)}
+        sizes = {f"{name}_tasks": float(self._size(name)) for name in CLASSES if name != NEW}
         totals = {name: sum(counts) for name, counts in self._groups.items()}
         yields = {f"{name}_yield": self._groups[name][0] / total for name, total in totals.items() if total > 0}
         return sizes | yields
@@ -151,6 +160,7 @@ class Difficulty(TaskSampler):
             "drawn": self._drawn,
             "met": self._met,
             "queues": {name: list(map(list, queue)) for name, queue in self._queues.items()},
+            "shares": {str(position): share for position, share in self._shares.items()},
             "waiting": {str(ordinal): list(draw) for ordinal, draw in self._waiting.items()},
             "groups": {name: list(counts) for name, counts in self._groups.items()},
             "rewards": list(self._rewards),
@@ -167,6 +177,7 @@ class Difficulty(TaskSampler):
         self._queues = {
             name: deque((position, ordinal) for position, ordinal in queue) for name, queue in state["queues"].items()
         }
+        self._shares = {int(position): share for position, share in state["shares"].items()}
         self._waiting = {int(ordinal): (position, name) for ordinal, (position, name) in state["waiting"].items()}
         self._groups = {name: list(counts) for name, counts in state["groups"].items()}
         self._rewards = list(state["rewards"])

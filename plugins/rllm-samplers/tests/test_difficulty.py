@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from rllm_samplers.difficulty import Difficulty
+from rllm_samplers.difficulty import UP_TO, Difficulty
 
 from rllm_core.algorithms.task_sampler import GroupResult
 from rllm_core.errors import ConfigError
@@ -35,8 +35,7 @@ def played(sampler: Difficulty, solve: Solve, draws: int, *, tasks: int = 200, w
 
 def test_tasks_that_teach_come_most_and_the_others_now_and_then() -> None:
     """A fifth of the tasks is solved by some rollouts, the others by none or by all."""
-    drawn = played(Difficulty(), lambda task, ordinal: {0: 0.5, 1: 1.0}.get(task % 5, 0.0), 3000)
-    assert set(drawn[:200]) == set(range(200)), "nothing is known before"
+    drawn = played(Difficulty({"spacing": 20}), lambda task, ordinal: {0: 0.5, 1: 1.0}.get(task % 5, 0.0), 3000)
     late = Counter("mixed" if task % 5 == 0 else "solved" if task % 5 == 1 else "unsolved" for task in drawn[1000:])
     assert late["mixed"] > 0.8 * late.total(), "uniform: 0.2"
     assert late["solved"] > 0
@@ -46,7 +45,9 @@ def test_tasks_that_teach_come_most_and_the_others_now_and_then() -> None:
 
 
 def test_what_was_put_away_comes_back_when_it_has_become_solvable() -> None:
-    drawn = played(Difficulty(), lambda task, ordinal: 0.5 if task % 2 == 0 or ordinal > 1500 else 0.0, 3000)
+    drawn = played(
+        Difficulty({"spacing": 20}), lambda task, ordinal: 0.5 if task % 2 == 0 or ordinal > 1500 else 0.0, 3000
+    )
     assert sum(task % 2 for task in drawn[1000:1500]) < 0.3 * 500
     assert sum(task % 2 for task in drawn[2500:3000]) > 0.4 * 500
 
@@ -77,15 +78,18 @@ def test_new_tasks_come_while_they_teach_and_a_few_are_tried_anyway() -> None:
 @pytest.mark.parametrize(
     ("by", "solved", "rewards", "expected"),
     [
-        ("solved", 0.5, (1.0, 0.0), "mixed"),
+        ("solved", 0.125, (0.9, 1.0), "hard"),
+        ("solved", 0.5, (1.0, 0.0), "medium"),
+        ("solved", 0.875, (0.2, 0.1), "easy"),
         ("solved", 0.0, (0.2, 0.1), "unsolved"),
         ("solved", 1.0, (0.9, 1.0), "solved"),
-        ("solved", None, (0.2, 0.1), "mixed"),
-        ("rewards", 0.0, (0.2, 0.1), "mixed"),
+        ("solved", None, (0.2, 0.1), "medium"),
+        ("rewards", 0.0, (0.2, 0.1), "medium"),
+        ("rewards", 0.0, (5.0, 2.0), "easy"),
         ("rewards", None, (5.0, 5.0), "solved"),
         ("rewards", None, (-5.0, -5.0), "unsolved"),
         ("rewards", 1.0, (), "solved"),
-        ("solved", None, (), "mixed"),
+        ("solved", None, (), "medium"),
     ],
 )
 def test_classes(by: str, solved: float | None, rewards: tuple[float, ...], expected: str) -> None:
@@ -96,6 +100,18 @@ def test_classes(by: str, solved: float | None, rewards: tuple[float, ...], expe
     before = sampler.metrics()[f"{expected}_tasks"]
     sampler.observe(result(1, second, solved, rewards))
     assert sampler.metrics()[f"{expected}_tasks"] == before + 1
+
+
+def test_one_group_does_not_put_a_known_task_away() -> None:
+    sampler = Difficulty({"spacing": 0})
+    sampler.begin(some_tasks(1), seed=0)
+    classes = []
+    for ordinal, solved in enumerate((0.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)):
+        sampler.observe(result(ordinal, *sampler.next(1), solved))
+        metrics = sampler.metrics()
+        classes += [name for name in UP_TO if metrics[f"{name}_tasks"]]
+    assert classes == ["medium", "easy", "easy", "solved", "medium", "hard", "hard", "unsolved"]
+    assert sampler.metrics()["solved_yield"] < sampler.metrics()["new_yield"] == 1.0
 
 
 def test_a_checkpoint_of_other_tasks_is_refused() -> None:
