@@ -8,7 +8,8 @@ so that its CPU seconds contain the warm start of a model made from scratch. Set
 for the environment, and what `ENVIRONMENTS` adds. Figures for each environment:
 
 - ``NAME_solved_before_max`` and ``NAME_solved_after_min``: share of validation rollouts solved, of the worst seed. For
-  ``tictactoe`` the share not lost, beside that of random legal play, ``tictactoe_not_lost_random``.
+  ``tictactoe`` the share not lost.
+- ``minigrid_solved_random``, ``tictactoe_not_lost_random``: the same share of random legal play.
 - ``NAME_cpu_seconds_max``: CPU seconds of the whole command.
 - ``verifiers_margin``: smallest gain of a seed; it should reach 0.3.
 
@@ -24,6 +25,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -65,6 +67,7 @@ ENVIRONMENTS: dict[str, Learned] = {
         overrides={"reasoning_gym.options": {"min_word_len": 3, "max_word_len": 3}},
     ),
     "frozenlake": Learned("examples/gymnasium/frozen-lake.toml", held_out=""),
+    "minigrid": Learned("examples/gymnasium/red-ball.toml", held_out="states in which no training game starts"),
     "tictactoe": Learned(
         "examples/textarena/tic-tac-toe.toml", held_out="seeds of the other player", metric="not_lost"
     ),
@@ -77,8 +80,9 @@ RANDOM_GAMES = 2000
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Trains every environment on every seed."""
-    if "tictactoe" in options.environments:
-        trials.add({"kind": "random play", "environment": "tictactoe", "not_lost": not_lost_at_random()})
+    for name, share in RANDOM_PLAY.items():
+        if name in options.environments:
+            trials.add({"kind": "random play", "environment": name, ENVIRONMENTS[name].metric: share()})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as executor:
         started = [
             executor.submit(trained, name, seed, Path(folder))
@@ -103,6 +107,26 @@ def not_lost_at_random() -> float:
             scripted_turn(game, rng)
         kept += game.rewards().get(0, 0.0) >= 0
     return kept / RANDOM_GAMES
+
+
+def solved_at_random() -> float:
+    """Returns the share of validation games of the red ball that random actions solve."""
+    from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
+
+    run_file = tomllib.loads((ROOT / ENVIRONMENTS["minigrid"].target).read_text(encoding="utf-8"))
+    environment = run_file["workflow"].partition("/")[2]
+    settings = {**run_file["gymnasium"], "environment": environment, "validation_tasks": RANDOM_GAMES}
+    workflow = GymnasiumWorkflow(GymnasiumConfig.model_validate(settings))
+    game, rng, solved = workflow.made(), random.Random(0), 0
+    for task in workflow.tasks("validation"):
+        game.reset(task.data["seed"])
+        while not (shown := game.act(rng.choice(game.legal_actions(rng)))).is_over:
+            pass
+        solved += shown.reward > 0
+    return solved / RANDOM_GAMES
+
+
+RANDOM_PLAY = {"minigrid": solved_at_random, "tictactoe": not_lost_at_random}
 
 
 def trained(name: str, seed: int, folder: Path) -> Row:
@@ -152,7 +176,7 @@ def figures(rows: Sequence[Row]) -> Figures:
         if runs and name == "verifiers":
             found["verifiers_margin"] = round(min(row["after"] - row["before"] for row in runs), 4)
         for row in of_kind(rows, "random play", environment=name):
-            found[f"{name}_not_lost_random"] = row["not_lost"]
+            found[f"{name}_{about.metric}_random"] = row[about.metric]
     return found
 
 

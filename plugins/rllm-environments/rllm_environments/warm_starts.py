@@ -1,11 +1,13 @@
 """Warm starts for models made from scratch: random legal actions, for anything with ``reset`` and ``step``.
 
-They teach a model what an answer looks like, and nothing of what is good: every legal action is equally likely.
+They teach a model what an answer looks like, and nothing of what is good: every legal action is equally likely, or,
+with habits, equally likely to be the habit of an observation.
 """
 
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -29,7 +31,7 @@ class Playable(Protocol):
 
 
 def random_legal_actions(
-    game: Playable, rng: random.Random, *, seeds: Iterator[int], max_turns: int, opening: str = ""
+    game: Playable, rng: random.Random, *, seeds: Iterator[int], max_turns: int, opening: str = "", habit: float = 0.0
 ) -> Iterator[Conversation]:
     """Endless conversations of a player that draws from the legal actions; the assistant messages are the targets.
 
@@ -39,16 +41,28 @@ def random_legal_actions(
         seeds: Seeds of the games, endless. They must not be those of held-out tasks.
         max_turns: Maximum actions per game.
         opening: Text before the first observation.
+        habit: Share of the actions that depend on what the player sees: each observation's last line has one legal
+            action, drawn by chance, that is taken again whenever it is seen. A model that has only seen actions that
+            depend on nothing has learned to look at nothing, and needs long to unlearn it.
     """
+    salt = rng.getrandbits(32) if habit else 0
     for seed in seeds:
         said: Conversation = []
-        seen: str | None = opening + game.reset(seed)
+        seen: str | None = game.reset(seed)
         while seen is not None and len(said) < 2 * max_turns:
             actions = game.legal_actions(rng)
             if not actions:
                 break
-            action = rng.choice(actions)
-            said += [{"role": "user", "content": seen}, {"role": "assistant", "content": action}]
+            is_habit = habit > 0 and rng.random() < habit
+            action = _habit_of(seen, actions, salt) if is_habit else rng.choice(actions)
+            text = seen if said else opening + seen
+            said += [{"role": "user", "content": text}, {"role": "assistant", "content": action}]
             seen = game.step(action)
         if said:
             yield said
+
+
+def _habit_of(seen: str, actions: Sequence[str], salt: int) -> str:
+    """Returns the action that chance has given to an observation's last line."""
+    last_line = seen.rpartition("\n")[2]
+    return actions[zlib.crc32(f"{salt}:{last_line}".encode()) % len(actions)]

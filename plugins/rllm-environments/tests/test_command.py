@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -90,16 +91,23 @@ def test_an_audit_is_written_and_read_again(tmp_path, monkeypatch):
     assert list(files.read().environments) == ["a", "b"]
 
 
-def test_listing_imports_no_package_of_environments(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [(["workflows"], "reasoning_gym"), (["environments", "list"], "textarena"),
+     (["environments", "list", "reasoning_gym"], "spell_backward")],
+)  # fmt: skip
+def test_listing_imports_no_package_of_environments(tmp_path, arguments, shown):
+    packages = {"reasoning_gym", "sympy", "torch", "textarena", "gymnasium", "minigrid", "websockets"}
+    assert all(map(importlib.util.find_spec, packages))
     code = (
         "import sys; from rllm_core.cli import main\n"
-        "try: main(['environments', 'list', 'reasoning_gym'])\n"
+        f"try: main({arguments})\n"
         "except SystemExit: pass\n"
-        "assert not {'reasoning_gym', 'sympy', 'torch', 'textarena', 'gymnasium'} & sys.modules.keys()"
+        f"assert not {packages} & sys.modules.keys(), {packages} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "spell_backward" in done.stdout
+    assert shown in done.stdout
 
 
 def test_an_audit_that_is_not_kept_is_only_shown(command, monkeypatch):

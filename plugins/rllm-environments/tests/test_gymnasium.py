@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections import Counter
 from itertools import islice
 
 import gymnasium
@@ -164,6 +165,27 @@ def test_the_warm_start_draws_from_all_actions_of_training_games():
     assert chats == list(islice(GymnasiumWorkflow(config).warm_start(random.Random(0)), 60))
     actions = [message["content"] for chat in chats for message in chat if message["role"] == "assistant"]
     assert {actions.count(action) > 20 for action in TextEnvironment(RED_BALL).actions} == {True}
+
+
+def test_a_habit_of_the_warm_start_belongs_to_an_observation():
+    def actions_by_observation(habit):
+        workflow, found = workflow_of(**SMALL_ROOM, warm_start_habit=habit), {}
+        for chat in islice(workflow.warm_start(random.Random(0)), 300):
+            for asked, answered in zip(chat[::2], chat[1::2], strict=True):
+                found.setdefault(asked["content"].splitlines()[-1], []).append(answered["content"])
+        often = {text: Counter(actions) for text, actions in found.items() if len(actions) >= 50}
+        assert len(often) >= 8
+        return often
+
+    def likeliest(counts):
+        action, count = counts.most_common(1)[0]
+        return action, count / counts.total()
+
+    always = actions_by_observation(1.0)
+    assert {len(counts) for counts in always.values()} == {1}
+    assert len({likeliest(counts)[0] for counts in always.values()}) >= 3
+    assert all(0.4 < likeliest(counts)[1] < 0.75 for counts in actions_by_observation(0.5).values())
+    assert all(likeliest(counts)[1] < 0.4 for counts in actions_by_observation(0.0).values())
 
 
 @pytest.mark.parametrize(("turns", "longest"), [(None, 8), (2, 2), (50, 8)])

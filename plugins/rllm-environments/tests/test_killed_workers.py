@@ -93,7 +93,7 @@ def rewards_of(events: list[dict]) -> dict[str, list]:
     ("environment", "rollouts", "every_answers"),
     [
         (LAKE, 320, 400),
-        pytest.param(LAKE, 10_080, 1300, marks=pytest.mark.slow),
+        pytest.param(LAKE, 10_080, 700, marks=pytest.mark.slow),
         pytest.param(SUM, 640, 150, marks=pytest.mark.slow),
     ],
 )

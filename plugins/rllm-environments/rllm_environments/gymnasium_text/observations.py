@@ -32,6 +32,9 @@ DOOR_STATES = ("open", "closed", "locked")
 DIRECTIONS = ("east", "south", "west", "north")
 COLORLESS = ("wall", "lava", "goal")
 
+_NOTHING = tuple(OBJECTS.index(name) for name in ("unseen", "empty", "floor", "agent"))
+_BACKGROUND = (*_NOTHING, OBJECTS.index("wall"))
+
 OBJECT_LETTERS = "?.#,DKOBGL^"
 COLOR_LETTERS = "rgbpy-"
 DOOR_LETTERS = {"open": "_", "closed": "D", "locked": "X"}
@@ -143,12 +146,13 @@ def _in_view(image: Any) -> list[tuple[Any, int, int]]:
     """Returns the cells of objects other than walls, with how far ahead and aside they are, nearest first."""
     width, height, _ = image.shape
     found = []
-    for column in range(width):
-        for row in range(height):
+    for column, cells in enumerate(image.tolist()):
+        for row, cell in enumerate(cells):
+            if cell[0] in _BACKGROUND:
+                continue
             ahead, aside = height - 1 - row, column - width // 2
-            name = _named(image[column, row])
-            if name is not None and name != "wall" and (ahead or aside):
-                found.append((ahead + abs(aside), aside, name, (image[column, row], ahead, aside)))
+            if ahead or aside:
+                found.append((ahead + abs(aside), aside, _named(cell), (cell, ahead, aside)))
     return [placed for *_, placed in sorted(found, key=lambda each: each[:3])]
 
 
@@ -161,9 +165,9 @@ def _place(ahead: int, aside: int) -> str:
 def _named(cell: Any) -> str | None:
     """Returns the name of what is in a cell, such as ``locked red door``, or None if nothing is."""
     kind, color, state = (int(part) for part in cell)
-    name = OBJECTS[kind]
-    if name in ("unseen", "empty", "floor", "agent"):
+    if kind in _NOTHING:
         return None
+    name = OBJECTS[kind]
     words = [] if name in COLORLESS else [COLORS[color]]
     return " ".join([*([DOOR_STATES[state]] if name == "door" else []), *words, name])
 

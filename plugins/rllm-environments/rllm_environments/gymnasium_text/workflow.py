@@ -59,6 +59,15 @@ class GymnasiumConfig(WorkflowConfig):
             "max_turns. Fewer make the warm start cheaper.",
         ),
     ] = None
+    warm_start_habit: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Share of the warm start's actions that are the observation's own, which chance draws once for "
+            "each observation. A model without such habits first has to learn to look at observations.",
+        ),
+    ] = 0.0
     solved_return: Annotated[
         float | None,
         Field(
@@ -127,6 +136,7 @@ class GymnasiumWorkflow(Workflow):
             seeds=self.splits.training_seeds(rng.randrange(50_000)),
             max_turns=min(config.warm_start_turns or config.max_turns, config.max_turns),
             opening=self._opening,
+            habit=config.warm_start_habit,
         )
 
     @classmethod
