@@ -146,7 +146,8 @@ def figures(rows: Sequence[Row]) -> Figures:
                 at: round(fmean(solved_at(at, one) for one in curves), 3) for at in CURVE_AT
             }
     for other in ("uniform", "pools"):
-        ratios = [of_arm["difficulty"] / of_arm[other] for of_arm in of_seed.values() if of_arm.keys() >= ARMS.keys()]
+        pairs = [of_arm for of_arm in of_seed.values() if of_arm.keys() >= {"difficulty", other}]
+        ratios = [of_arm["difficulty"] / of_arm[other] for of_arm in pairs]
         if ratios:
             found[f"rollouts_over_{other}"] = round(median(ratios), 4)
             found[f"rollouts_over_{other}_by_seed"] = [round(ratio, 4) for ratio in ratios]
