@@ -24,7 +24,7 @@ PICTURES: dict[str, tuple[Callable[[ViewServer], str], str]] = {
 def test_a_picture(name: str, server: ViewServer, tmp_path: Path, new_page: Callable[..., Page]) -> None:
     address, scheme = PICTURES[name]
     page = new_page(scheme=scheme)
-    page.set_viewport_size({"width": 1000, "height": 640})
+    page.set_viewport_size({"width": 1000, "height": 860 if name == "viewer-run" else 640})
     show(page, server, address(server))
     if name == "viewer-tokens":
         page.keyboard.press("d")

@@ -12,6 +12,7 @@ import { counted, number, signed } from "./text.js";
 import { Sequence, rangeOf, recorded } from "./tokens.js";
 
 const CHUNK = 200;
+const PIXELS_A_FRAME = 120;
 const ABOUT_ID = 6;
 const ABOVE = 240;
 const ABOUT_CHARACTER = 8.5;
@@ -143,10 +144,14 @@ class Tokens {
   _fill(chunk) {
     if (chunk.childElementCount || this._queue.includes(chunk)) return;
     this._queue.push(chunk);
-    // One chunk in a frame, so that scrolling stays smooth.
+    // As much in a frame as a reader scrolls in one, so that scrolling stays smooth, and nothing is blank.
     const work = () => {
-      const next = this._queue.shift();
-      if (next?.isConnected) this._fillNow(next);
+      for (let left = PIXELS_A_FRAME; left > 0 && this._queue.length; ) {
+        const next = this._queue.shift();
+        if (!next.isConnected) continue;
+        left -= Number.parseFloat(next.style.minHeight);
+        this._fillNow(next);
+      }
       this._frame = this._queue.length ? requestAnimationFrame(work) : null;
     };
     this._frame = this._frame || requestAnimationFrame(work);
