@@ -77,7 +77,7 @@ function old(rows) {
   const aged = rows.filter((row) => row.outcome === "trained").map((row) => [row, Math.min(...rolloutsOf(row).map((one) => one.versions?.[0] ?? Infinity))]).filter(([, version]) => version !== Infinity);
   const distances = aged.map(([row, version]) => row.step - version).sort((a, b) => a - b);
   const usual = distances[Math.floor((distances.length - 1) / 2)];
-  return aged.filter(([row, version]) => row.step - version >= usual + OLD).map(([row, version]) => ({ row, at: null, note: `step ${row.step} trained version ${version}, ${row.step - version - usual} older than usual` }));
+  return aged.filter(([row, version]) => row.step - version >= usual + OLD).map(([row, version]) => ({ row, at: null, note: `step ${row.step} trained version ${version}, where version ${row.step - usual} is usual` }));
 }
 
 // Returns the places with those of one group joined to one.
