@@ -94,7 +94,7 @@ class Rows:
                 resolve_runtime_config(spec.runtime, row)
         except ValueError as error:
             raise ConfigError(f"environment {self._name!r} cannot be played on this machine: {error}") from error
-        data = row.data.model_dump(mode="json", exclude_defaults=True)
+        data = row.data.model_dump(mode="json")  # defaults, too: the role of a message is one
         if type(row).data_type().model_validate(data) != row.data:
             raise ConfigError(
                 f"row {number} of environment {self._name!r} is not the same after JSON, in which verifiers sends "

@@ -68,3 +68,11 @@ def test_an_infinite_taskset_that_ends_says_so(tmp_path: Path, monkeypatch: pyte
     assert train
     with pytest.raises(ConfigError, match="ends after"):
         found.tasks("train")[500]
+
+
+def test_prompts_of_messages_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    load = "return [OwnTask(Data(prompt=[vf.UserMessage(content=word)])) for word in 'abcdef']"
+    found = taskset(tmp_path, "own_messages", load=load)
+    asked = [task.data["row"]["prompt"][0] for task in found.tasks("train")]
+    assert [(message["role"], message["content"]) for message in asked] == [("user", word) for word in "bcdef"]
