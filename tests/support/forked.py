@@ -157,6 +157,8 @@ def run(request: dict[str, Any]) -> NoReturn:
         opened = os.open(place, mode)
         os.dup2(opened, descriptor)
         os.close(opened)
+    # A shell starts commands in the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - without what has been read of the requests
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -125,7 +125,8 @@ def count_lines(before: Any) -> None:
     original = JsonLines.write_text
 
     def write_text(self: JsonLines, line: str) -> None:
-        before()
+        for _ in line.splitlines():  # some are written at once
+            before()
         original(self, line)
 
     JsonLines.write_text = write_text  # type: ignore[method-assign]
