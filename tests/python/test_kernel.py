@@ -13,6 +13,9 @@ import rllm_core
 from rllm_core.run_folder import checkpoint
 
 CELL = """
+import asyncio
+from pathlib import Path
+
 import rllm_core
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
@@ -23,6 +26,8 @@ class Letters(Workflow):
         return [Task(task_id=f"{split}-{word}", data={"word": word}) for word in ("abc", "bca", "cab")]
 
     async def run(self, task, completer):
+        while Path("hold").exists() and Path("run/checkpoints/step-000003").exists():
+            await asyncio.sleep(0.01)
         step = await completer.complete([{"role": "user", "content": task.data["word"]}])
         return self.episode(task, [step], reward=float(len(step.text) > 2))
 
@@ -54,6 +59,8 @@ def test_interrupting_a_cell_saves_and_the_next_one_continues(kernel: Any, folde
     manager, client = kernel
     assert reply_to(client, client.execute(CELL))["status"] == "ok"
     # After an error a kernel aborts for a moment what is sent to it, which would be the cell that continues.
+    # However busy the machine is, the run does not end before it is interrupted.
+    (folder / "hold").touch()
     cell = "run = rllm_core.train(Letters, settings, backend='local', run_dir='run')"
     number = client.execute(cell, stop_on_error=False)
     while not checkpoint.complete(folder / "run" / "checkpoints"):
@@ -62,6 +69,7 @@ def test_interrupting_a_cell_saves_and_the_next_one_continues(kernel: Any, folde
     answer = reply_to(client, number)
     assert answer.get("ename") == "KeyboardInterrupt", answer
     run = rllm_core.Run(folder / "run")
+    (folder / "hold").unlink()
     assert run.status == "interrupted"
     assert 0 < run.summary["optimizer_steps"] < 60
     copy = (run.path / "files" / "Letters.py").read_text(encoding="utf-8")
