@@ -23,13 +23,14 @@ from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.builtin.off_policy_corrections import TokenTIS
 from rllm_core.config import Section
 from rllm_core.plugins import PluginManager
-from rllm_devkit.checks import CheckResult, check_correction, check_estimator, check_policy_loss
+from rllm_devkit.checks import CheckResult, check_correction, check_estimator, check_policy_loss, check_task_sampler
 
 PLUGINS = PluginManager.from_environment(no_plugins=True)
 CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {
     providers.AdvantageEstimatorProvider: check_estimator,
     providers.PolicyLossProvider: check_policy_loss,
     providers.CorrectionProvider: check_correction,
+    providers.TaskSamplerProvider: lambda sampler, seed: check_task_sampler(type(sampler)),
 }
 OURS = [(kind, name) for kind in PIECE_KINDS for name in PLUGINS.providers(kind)]
 
