@@ -63,8 +63,13 @@ class Ranges:
         for tried in range(min(MOST_TRIES, stop - start)):
             yield start + (number * each + tried) % (stop - start)
 
-    def find(self, split: Split, number: int, question_at: Callable[[int], str]) -> tuple[int, str]:
+    def find(self, split: Split, number: int, question_at: Callable[[int], str | None]) -> tuple[int, str]:
         """Returns index and text of a task's question.
+
+        Args:
+            split: Split of the task.
+            number: Number of the task in it.
+            question_at: Returns the question at an index; None if the dataset has none there.
 
         Raises:
             TooFewQuestions: If no index that was tried has a question of the split.
@@ -72,6 +77,8 @@ class Ranges:
         asked: set[str] = set()
         for index in self.indices(split, number):
             question = question_at(index)
+            if question is None:
+                continue
             if is_held_out(question) is (split == "validation"):
                 return index, question
             asked.add(question)

@@ -39,3 +39,14 @@ def test_tasks_of_many_questions_rarely_repeat_one():
 def test_a_split_without_questions_is_an_error():
     with pytest.raises(TooFewQuestions, match="1 different questions"):
         [Ranges(10, 10).find(split, 0, lambda index: "the only question") for split in ("train", "validation")]
+
+
+def test_an_index_without_a_question_is_passed_over():
+    ranges = Ranges(10, 4)
+    first, *_ = ranges.indices("train", 3)
+    questions = {index: f"question {index}" for index in range(ranges.size)}
+    found = ranges.find("train", 3, lambda index: None if index == first else questions[index])
+    assert found[0] != first
+    assert found[1] == questions[found[0]]
+    with pytest.raises(TooFewQuestions):
+        ranges.find("train", 3, lambda index: None)

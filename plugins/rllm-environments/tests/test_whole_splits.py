@@ -17,6 +17,8 @@ def questions(workflow, split):
 
 
 @pytest.mark.slow
+# The programs of codeio start threads that fail.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", USED)
 def test_whole_splits_share_no_question(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some generators write files; in a run, they have a folder of their own

@@ -63,7 +63,14 @@ def pose(recipe: Mapping[str, Any]) -> tuple[int, str]:
     """
     key = key_of(recipe)
     ranges = Ranges(recipe["train_size"], recipe["validation_size"])
-    return ranges.find(recipe["split"], recipe["number"], lambda index: str(entry(*key, index)["question"]))
+
+    def question_at(index: int) -> str | None:
+        try:
+            return str(entry(*key, index)["question"])
+        except RuntimeError:  # how a generator says that its random attempts found nothing, such as that of `maze`
+            return None
+
+    return ranges.find(recipe["split"], recipe["number"], question_at)
 
 
 def score(task: Task, text: str) -> tuple[float, dict[str, float]]:
