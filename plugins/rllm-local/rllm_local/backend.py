@@ -41,7 +41,7 @@ from rllm_local.engine import LocalEngine
 from rllm_local.memory import advice, estimate
 from rllm_local.model import (
     TorchSettings,
-    compute_dtype,
+    autocast_dtype,
     device_of,
     load_model,
     make_decoder,
@@ -208,7 +208,6 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return self._engine_for(model, self._engine.parser, shares_weights=True), model
 
     def _trainer_for(self, model: PreTrainedModel) -> Trainer:
-        dtype = compute_dtype(self.local)
         kl = self.config.algorithm.kl
         return Trainer(
             model=model,
@@ -220,7 +219,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             optimizer_config=self.config.optimizer,
             share_prefixes=self.local.packing == "prefix",
             max_batch_tokens=self.local.max_batch_tokens,
-            autocast_dtype=dtype if dtype == torch.bfloat16 else None,
+            autocast_dtype=autocast_dtype(self.local),
             vision=None if self._images is None else Vision(model, self._images),
         )
 

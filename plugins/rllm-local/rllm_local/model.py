@@ -60,6 +60,12 @@ def compute_dtype(config: LocalConfig) -> torch.dtype:
     return dtype
 
 
+def autocast_dtype(config: LocalConfig) -> torch.dtype | None:
+    """Returns the precision of torch's autocast; None if the forward passes have that of the trained weights."""
+    dtype = compute_dtype(config)
+    return dtype if dtype == torch.bfloat16 else None
+
+
 def device_of(config: LocalConfig) -> torch.device:
     """Returns the device of a run.
 
@@ -211,16 +217,15 @@ def make_decoder(
             training, and every optimizer step goes live at once.
         images: Source of images; None for text only.
     """
-    dtype = compute_dtype(config)
-    autocast_dtype = dtype if dtype == torch.bfloat16 else None
+    dtype, of_training = compute_dtype(config), autocast_dtype(config)
     if FusedDecoder.supports(model):
         fused = FusedDecoder(model, dtype, shares_weights=shares_weights)
         with torch.inference_mode():
-            reference = TransformersDecoder(model, shared=True, autocast_dtype=autocast_dtype)
+            reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
             if fused.agrees_with(reference, vocabulary_size(model)):
                 return fused
         logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
-    return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=autocast_dtype)
+    return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=of_training)
 
 
 def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | None:

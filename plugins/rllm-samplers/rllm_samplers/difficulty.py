@@ -66,7 +66,7 @@ class Difficulty(TaskSampler):
         self._met = 0  # tasks that are no longer new
         self._spacing = min(self.options.spacing, len(tasks) // 2)
         # Positions with the number of their last draw, by class
-        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in CLASSES if name != NEW}
+        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in UP_TO}
         self._shares: dict[int, float] = {}  # by position
         self._waiting: dict[int, tuple[int, str]] = {}  # position and class of a draw without a result, by ordinal
         self._groups = {name: [0.0, 0.0] for name in CLASSES}  # mixed and other groups by class of the draw, fading
@@ -145,7 +145,7 @@ class Difficulty(TaskSampler):
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""
-        sizes = {f"{name}_tasks": float(self._size(name)) for name in CLASSES if name != NEW}
+        sizes = {f"{name}_tasks": float(self._size(name)) for name in UP_TO}
         totals = {name: sum(counts) for name, counts in self._groups.items()}
         yields = {f"{name}_yield": self._groups[name][0] / total for name, total in totals.items() if total > 0}
         return sizes | yields
