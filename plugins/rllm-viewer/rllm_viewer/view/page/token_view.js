@@ -21,7 +21,7 @@ const LINE = 26;
 export async function tokensView(place, app) {
   const run = await app.run(place);
   const answer = await kept(`/api/run/${place.run}/tokens/${place.group}/${place.rollout}`);
-  // The list knows all that is said about the group, which is much slower to read.
+  // The row of the list has everything that this view shows of the group; reading the group itself takes much longer.
   const group = run.rowOf(place.group);
   if (!group) throw new Failed("the group is not in the list yet; try again");
   const rollouts = rolloutsOf(group);
