@@ -45,6 +45,7 @@ MCP = {
     }
 }
 GATED = Path(__file__).parent / "support" / "gated.py"
+HELD = str(Path(__file__).parent / "support" / "held.py")
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -112,6 +113,11 @@ def summary(folder: Path) -> dict[str, Any]:
 def metrics(folder: Path) -> bytes:
     """Lines of all steps."""
     return (folder / "metrics.jsonl").read_bytes()
+
+
+def lost(folder: Path) -> int:
+    """Number of rollouts so far that were lost with their worker."""
+    return (folder / "events.jsonl").read_text().count('"worker_lost"')
 
 
 def steps_done(folder: Path) -> int:
@@ -194,17 +200,42 @@ def test_lost_rollouts_are_played_elsewhere(
     eventually(lambda: not any(is_running(pid) for pid in pids))
 
 
+class Hold:
+    """Lets a run take only as many steps as the test allows, so that none ends before its loss is noticed."""
+
+    def __init__(self, folder: Path, run: Path) -> None:
+        self._folder, self._run = folder, run
+        folder.mkdir()
+        self.allow(1)
+        self.settings = {"held.folder": str(folder), "held.metrics": str(run / "metrics.jsonl")}
+
+    def allow(self, steps: int) -> None:
+        """Lets rollouts go on until the run has taken so many steps."""
+        (self._folder / "next").write_text(str(steps))
+        (self._folder / "next").replace(self._folder / "allowed")
+
+    def wait_for(self, steps: int) -> None:
+        """Waits until the run has taken so many steps and two workers hold rollouts of the next one."""
+        eventually(lambda: steps_done(self._run) >= steps and len(list(self._folder.glob(f"held-{steps}-*"))) >= 2)
+
+
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_outlives_its_nodes(nodes: Nodes, kills: int, tmp_path: Path) -> None:
     folder, failed = tmp_path / "run", []
+    hold = Hold(tmp_path / "hold", folder)
 
     def lose() -> None:
         try:
             for kill in range(kills):
-                eventually(lambda done=1 + 2 * kill: steps_done(folder) >= done)  # type: ignore[misc]
+                hold.wait_for(1 + 2 * kill)
+                before = lost(folder)
                 nodes.lose()
+                eventually(lambda: lost(folder) > before)  # noqa: B023
+                hold.allow(3 + 2 * kill)
         except BaseException as error:
             failed.append(error)
+        finally:
+            hold.allow(10**6)
 
     for _ in range(kills - 1):
         nodes.add()
@@ -212,14 +243,14 @@ def test_a_run_outlives_its_nodes(nodes: Nodes, kills: int, tmp_path: Path) -> N
     losing.start()
     steps = {"training.steps": 3 + 6 * kills}
     asynchronous = {"training.staleness_threshold": 1, "local.generation": "separated"}
-    train(folder, "guess", **steps, **asynchronous, **(RAY | {"rollout.workers": kills + 1}))
+    train(folder, HELD, **steps, **asynchronous, **hold.settings, **(RAY | {"rollout.workers": kills + 1}))
     losing.join()
     nodes.add()
     assert not failed
     found = summary(folder)
     assert found["status"] == "completed"
-    assert found["rollout_host"]["restarts"] >= 1
-    assert found["retries"] == found["rollout_host"]["lost_rollouts"]
+    assert found["rollout_host"]["restarts"] >= kills
+    assert found["retries"] == found["rollout_host"]["lost_rollouts"] > 0
     assert verify(folder).problems == []
 
 
@@ -262,31 +293,34 @@ import json, sys
 import rllm_core
 settings = json.loads(sys.argv[2])
 resume = sys.argv[3] == "resume"
-rllm_core.train(None if resume else "guess", None if resume else settings, run_dir=sys.argv[1], resume=resume)
+rllm_core.train(None if resume else sys.argv[4], None if resume else settings, run_dir=sys.argv[1], resume=resume)
 """
 
 
 def start(folder: Path, how: str, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Starts a run in a process of its own."""
-    command = [sys.executable, "-c", OWN, str(folder), json.dumps(settings), how]
+    command = [sys.executable, "-c", OWN, str(folder), json.dumps(settings), how, HELD]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_with_its_own_ray_can_resume(kills: int, tmp_path: Path) -> None:
     """Its Ray ends with it."""
-    settings = SMALL | {"training.steps": 2 * kills + 1, "backend": "local"}
-    whole = train(tmp_path / "whole", "guess", **settings)
     folder, how = tmp_path / "run", "train"
+    hold = Hold(tmp_path / "hold", folder)
+    settings = SMALL | {"training.steps": 2 * kills + 1, "backend": "local"} | hold.settings
+    whole = train(tmp_path / "whole", HELD, **settings)
     for kill in range(kills):
+        hold.allow(1 + 2 * kill)
         run = start(folder, how, settings | RAY)
         how = "resume"
-        eventually(lambda done=1 + 2 * kill: steps_done(folder) >= done)  # type: ignore[misc]
+        hold.wait_for(1 + 2 * kill)
         everything = psutil.Process(run.pid).children(recursive=True)
         assert any("rllm_core.hosts.worker" in " ".join(each.cmdline()) for each in everything)
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
         eventually(lambda: not any(is_running(each.pid) for each in everything))  # noqa: B023
+    hold.allow(10**6)
     assert start(folder, "resume", settings).wait() == 0
     assert metrics(folder) == metrics(whole)
     assert verify(folder).problems == []
