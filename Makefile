@@ -97,7 +97,7 @@ help:
 	@echo "make train           train the starter model with RL on the CPU; prints the run folder last"
 	@echo "make test            run lint and all tests"
 	@echo "make test-fast       run the tests that take less than half a second of CPU time each"
-	@echo "make lint            run ruff and mypy"
+	@echo "make lint            run ruff, mypy and shellcheck"
 	@echo "make starter-model   create the starter model and print its folder"
 	@echo "make verl-env        create the environment with real verl and vLLM on the CPU, and its model (4 GB)"
 	@echo "make test-exhaustive run kills at every operation and all combinations of algorithms; not part of make test"
@@ -236,6 +236,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/shellcheck plugins/rllm-verl/examples/*.sh
 
 docs: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

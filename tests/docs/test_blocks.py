@@ -53,6 +53,8 @@ PROGRAMS = (
     "touch ",
     "pre-commit",
     "ray start ",
+    "sbatch --nodes 4 slurm.sh ",
+    "bash ray-job.sh ",
     "tensorboard --logdir ",
     "vllm serve ",
     'eval "$(rllm-core completion ',

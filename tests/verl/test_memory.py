@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+
+
 # Configurations of the models in the example run files, without what has no influence on sizes.
-QWEN2_7B = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "intermediate_size": 18944,
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
+def qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> dict[str, Any]:
+    """Configuration of a Qwen2.5 model; the small ones have the smaller vocabulary and share embedding and head."""
+    return {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": vocabulary == 151936,
+    }
+
+
 QWEN3_30B_A3B = {
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -83,6 +90,15 @@ QWEN3_30B_A3B = {
     "vocab_size": 151936,
     "max_position_embeddings": 262144,
     "tie_word_embeddings": False,
+}
+
+MODELS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": qwen2(896, 24, 14, 2, 4864, 151936),
+    "Qwen/Qwen2.5-1.5B-Instruct": qwen2(1536, 28, 12, 2, 8960, 151936),
+    "Qwen/Qwen2.5-3B-Instruct": qwen2(2048, 36, 16, 2, 11008, 151936),
+    "Qwen/Qwen2.5-7B-Instruct": qwen2(3584, 28, 28, 4, 18944, 152064),
+    "Qwen/Qwen2.5-14B-Instruct": qwen2(5120, 48, 40, 8, 13824, 152064),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": QWEN3_30B_A3B,
 }
 
 
@@ -115,8 +131,8 @@ def test_workers_allocate_what_is_predicted(model_type: str, model: Path, tmp_pa
 
 def dry_run(path: Path, folder: Path, *options: str) -> Any:
     """Runs ``train --dry-run`` on an example, with a model folder that has the configuration of its model."""
-    described = QWEN3_30B_A3B if "30b" in path.stem else QWEN2_7B
-    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["path"]
+    (folder / "config.json").write_text(json.dumps(MODELS[model]), encoding="utf-8")
     arguments = ["train", str(path), "--dry-run", "-o", f"model.path={folder}", *options]
     return CliRunner().invoke(cli, arguments, obj=Session(), catch_exceptions=False)
 
@@ -207,7 +223,7 @@ def test_a_model_that_is_not_here_is_not_checked(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["memory"] is None
     [line] = [line for line in found["not_checked"] if line.startswith("memory")]
-    assert "hf download Qwen/Qwen2.5-7B-Instruct" in line
+    assert "hf download Qwen/Qwen2.5-0.5B-Instruct" in line
 
 
 def test_the_smallest_gpu_of_this_machine_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

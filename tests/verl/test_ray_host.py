@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import psutil
 import pytest
 import ray
 import rllm_ray.host
+from hold import HELD, Hold, eventually, is_running
 from hosted import Played, play
 from ray.cluster_utils import Cluster
 from rllm_ray.config import RayConfig
@@ -31,7 +31,6 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Task
 from rllm_viewer.verify import verify
 
-LONG_SECONDS = 600.0
 SMALL: dict[str, Any] = {
     "training": {"steps": 2, "groups_per_step": 4, "rollouts_per_group": 4, "validation_rollouts": 16},
     "training.checkpoint_every_steps": 1,
@@ -45,23 +44,6 @@ MCP = {
     }
 }
 GATED = Path(__file__).parent / "support" / "gated.py"
-HELD = str(Path(__file__).parent / "support" / "held.py")
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + LONG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs and is no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @dataclass
@@ -118,11 +100,6 @@ def metrics(folder: Path) -> bytes:
 def lost(folder: Path) -> int:
     """Number of rollouts so far that were lost with their worker."""
     return (folder / "events.jsonl").read_text().count('"worker_lost"')
-
-
-def steps_done(folder: Path) -> int:
-    """Number of optimizer steps so far."""
-    return len(metrics(folder).splitlines()) if (folder / "metrics.jsonl").is_file() else 0
 
 
 @pytest.mark.parametrize(
@@ -198,25 +175,6 @@ def test_lost_rollouts_are_played_elsewhere(
     assert found.report.lost_rollouts == len(lost) == 3
     assert len(pids) == 2
     eventually(lambda: not any(is_running(pid) for pid in pids))
-
-
-class Hold:
-    """Lets a run take only as many steps as the test allows, so that none ends before its loss is noticed."""
-
-    def __init__(self, folder: Path, run: Path) -> None:
-        self._folder, self._run = folder, run
-        folder.mkdir()
-        self.allow(1)
-        self.settings = {"held.folder": str(folder), "held.metrics": str(run / "metrics.jsonl")}
-
-    def allow(self, steps: int) -> None:
-        """Lets rollouts go on until the run has taken so many steps."""
-        (self._folder / "next").write_text(str(steps))
-        (self._folder / "next").replace(self._folder / "allowed")
-
-    def wait_for(self, steps: int) -> None:
-        """Waits until the run has taken so many steps and two workers hold rollouts of the next one."""
-        eventually(lambda: steps_done(self._run) >= steps and len(list(self._folder.glob(f"held-{steps}-*"))) >= 2)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
@@ -314,7 +272,7 @@ def test_a_killed_run_with_its_own_ray_can_resume(kills: int, tmp_path: Path) ->
         hold.allow(1 + 2 * kill)
         run = start(folder, how, settings | RAY)
         how = "resume"
-        hold.wait_for(1 + 2 * kill)
+        hold.wait_for(1 + 2 * kill, process=run)
         everything = psutil.Process(run.pid).children(recursive=True)
         assert any("rllm_core.hosts.worker" in " ".join(each.cmdline()) for each in everything)
         os.kill(run.pid, signal.SIGKILL)

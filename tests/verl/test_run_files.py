@@ -104,7 +104,7 @@ def test_verl_takes_the_settings_of_an_example(path: Path, plugins: PluginManage
     verl = tomllib.loads(path.read_text(encoding="utf-8"))["verl"]
     assert actor.strategy == "fsdp2"
     assert actor.fsdp_config.optimizer_offload == ("optimizer" in verl.get("offload", []))
-    assert rollout.tensor_model_parallel_size == verl["tensor_parallel"]
+    assert rollout.tensor_model_parallel_size == verl.get("tensor_parallel", 1)
     assert rollout.checkpoint_engine.backend == ("nccl" if verl["placement"] == "separated" else "naive")
     assert rollout.expert_parallel_size == verl.get("overrides", {}).get(
         "actor_rollout_ref.rollout.expert_parallel_size", 1
@@ -113,6 +113,11 @@ def test_verl_takes_the_settings_of_an_example(path: Path, plugins: PluginManage
 
 def test_there_is_one_for_each_size_and_placement() -> None:
     assert {path.stem for path in EXAMPLES} == {
+        "1x1-0.5b-colocated",
+        "1x1-1.5b-colocated",
+        "1x2-3b-colocated",
+        "1x4-7b-colocated",
+        "1x8-14b-colocated",
         "1x8-7b-colocated",
         "1x8-7b-separated",
         "4x8-30b-a3b-colocated",
