@@ -43,6 +43,8 @@ class TokenTexts:
 
     def _know(self, ids: TokenIds | list[int]) -> list[int]:
         """Marks ids as known, and returns those that were not, sorted."""
+        if not len(ids):
+            return []
         new = [number for number in np.unique(ids).tolist() if not self._knows(number)]
         if new and new[-1] >= len(self._is_known):
             self._is_known = np.concatenate((self._is_known, np.zeros(new[-1] + 1 - len(self._is_known), bool)))

@@ -32,6 +32,8 @@ from rllm_core.types import Episode, Floats, Task, TrainingSample
 VALIDATION_TASKS = 4
 """Tasks of each validation that are recorded, times ``training.groups_kept_per_step``."""
 
+_NOTHING = TokenMeasures()
+
 Measured = Mapping[str, Floats | None]
 """``(sampled_tokens,)`` numbers of a sample by name, of `rllm_core.run_folder.groups.MEASURES`."""
 
@@ -124,16 +126,17 @@ class Recording:
             if group.filtered is not None:
                 self.filtered(group, group.filtered, step=step)
         trained = [group for group in consumed if group.filtered is None]
-        of_group: dict[int, list[TrainingSample]] = {}
-        for sample in samples:
-            of_group.setdefault(sample.group_id, []).append(sample)
         rewards = [
             [t.total_reward for advantages in group.groups for t in advantages.trajectories if t.has_reward]
             for group in trained
         ]
+        selected = [(trained[position], rule) for position, rule in chosen(rewards, self._groups, step - 1)]
+        of_group: dict[int, list[TrainingSample]] = {group.ordinal: [] for group, _ in selected}
+        for sample in samples:
+            if sample.group_id in of_group:
+                of_group[sample.group_id].append(sample)
         recorded = []
-        for position, rule in chosen(rewards, self._groups, step - 1):
-            group = trained[position]
+        for group, rule in selected:
             one = RecordedGroup(
                 step=step,
                 group=group.ordinal,
@@ -143,9 +146,7 @@ class Recording:
                 reason="trained",
                 weight_version=group.weight_version,
                 rollouts=self._trained_rollouts(
-                    group,
-                    of_group.get(group.ordinal, ()),
-                    lambda sample: _measured(sample, corrections, computed),
+                    group, of_group[group.ordinal], lambda sample: _measured(sample, corrections, computed)
                 ),
             )
             self._write(one, group.calls)
@@ -184,38 +185,37 @@ class Recording:
         measured: Callable[[TrainingSample], Measured],
     ) -> list[RecordedRollout]:
         """Returns the rollouts of a trained group with the numbers of their steps."""
+        found = [measured(sample) for sample in samples]
+        known = [
+            name for name in MEASURES if name == "advantages" or any(of_sample[name] is not None for of_sample in found)
+        ]
+        remaining = iter(found)
         numbers: dict[int, dict[str, PerStep]] = {}  # by identity of the trajectory
-        known = {"advantages"}
-        remaining = iter(samples)
         for of_role in group.groups:
             written = self._estimators.of(of_role.role).learns_written
             for trajectory in of_role.trajectories:
-                mine = [next(remaining) for _ in trained_segments(trajectory, learns_written=written)]
-                found = [measured(sample) for sample in mine]
-                known |= {name for of_sample in found for name, values in of_sample.items() if values is not None}
+                segments = trained_segments(trajectory, learns_written=written)
+                mine = [next(remaining) for _ in segments]
                 numbers[id(trajectory)] = {
-                    name: per_step(trajectory, [each[name] for each in found], learns_written=written)
-                    for name in MEASURES
+                    name: per_step(trajectory, segments, [each[name] for each in mine]) for name in known
                 }
         return [
             RecordedRollout(episode, "filtered", FilterReason.UNSCORED.value)
             if episode.rollout_index in group.unscored
-            else self._trained_rollout(episode, numbers, [name for name in MEASURES if name in known])
+            else self._trained_rollout(episode, numbers, known)
             for episode in group.episodes
         ]
 
     def _trained_rollout(
         self, episode: Episode, numbers: Mapping[int, Mapping[str, PerStep]], names: Sequence[str]
     ) -> RecordedRollout:
-        if episode.termination_reason.value in self._left_out:
+        if episode.termination_reason in self._left_out:
             return RecordedRollout(episode, "filtered", FilterReason.TERMINATION_REASON.value)
-        of_rollout = {
-            name: [
-                numbers[id(trajectory)][name] if id(trajectory) in numbers else [None] * len(trajectory.steps)
-                for trajectory in episode.trajectories
-            ]
-            for name in names
-        }
+        trajectories = [
+            numbers.get(id(trajectory)) or dict.fromkeys(names, [None] * len(trajectory.steps))
+            for trajectory in episode.trajectories
+        ]
+        of_rollout = {name: [each[name] for each in trajectories] for name in names}
         return RecordedRollout(episode, "trained", "trained", **of_rollout)
 
     def _write(self, group: RecordedGroup, calls: Mapping[int, Calls]) -> None:
@@ -235,13 +235,14 @@ class Recording:
 def _measured(
     sample: TrainingSample, corrections: Mapping[str, Floats], computed: Mapping[str, TokenMeasures]
 ) -> Measured:
-    of_backend = computed.get(sample.sample_id, TokenMeasures())
+    of_backend = computed.get(sample.sample_id, _NOTHING)
+    tokens = sample.sampled_tokens
     found = {"trainer_logprobs": of_backend.logprobs, "entropies": of_backend.entropies}
     for name, values in found.items():
-        if values is not None and (len(values) != sample.sampled_tokens or not np.isfinite(values).all()):
+        if values is not None and (len(values) != tokens or not np.isfinite(values).all()):
             raise RunError(
                 f"update_policy of the backend returned {len(values)} {name.replace('_', ' ')} for a sample with "
-                f"{sample.sampled_tokens} sampled tokens, or some that are not finite"
+                f"{tokens} sampled tokens, or some that are not finite"
             )
     if found["trainer_logprobs"] is None:  # those that the core has requested for the loss or the corrections
         found["trainer_logprobs"] = sample.proximal_logprobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +164,13 @@ def test_numbers_of_tokens_are_restored_per_token() -> None:
 def test_a_group_takes_at_most_half_of_the_bytes_of_its_episodes() -> None:
     episodes = [episode(index) for index in range(16)]
     assert len(group(episodes).to_json()) <= sum(len(each.to_json()) for each in episodes) / 2
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_bytes_of_a_line_stay_as_they_are(number: int) -> None:
+    # Version 0.1 wrote them: groups of sort, calculator, solver_judge and a validation, and one with unusual fields.
+    line = Path(__file__).with_name("recorded_groups.jsonl").read_text(encoding="utf-8").split("\n")[number]
+    assert RecordedGroup.from_json(line).to_json() == line
 
 
 def test_the_line_is_plain_json() -> None:
