@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +32,8 @@ MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
 
 PerStep = Sequence[Floats | None]
 """``(completion_tokens,)`` numbers of each step of a trajectory, or None for a step that was not trained."""
+
+Rewards = Callable[[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -120,30 +122,33 @@ class RecordedGroup:
         return cls(**written | {"task": task, "rollouts": rollouts})
 
 
-def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[tuple[int, str]]:
+def chosen(rewards: Rewards, among: int, groups: int, turn: int) -> list[tuple[int, str]]:
     """Chooses the groups of a step to record.
 
     Args:
-        rewards: Rewards of each group's trajectories, in the order of the groups; empty if it has none.
+        rewards: Returns the rewards of the trajectories of the group at a position; empty if it has none. Called only
+            if a rule needs them, and once per group.
+        among: Number of groups of the step.
         groups: Number of groups to choose.
         turn: Number of the step; the rules continue where those of the step before ended.
 
     Returns:
         Position and rule of each chosen group. Ties go to the first, and no group is chosen twice.
     """
-    left = list(range(len(rewards)))
+    left = list(range(among))
+    of_group = cache(rewards)
     result = []
-    for number in range(turn * groups, turn * groups + min(groups, len(rewards))):
-        rewarded = [position for position in left if rewards[position]]
-        rule = RULES[number % len(RULES)] if rewarded else RULES[0]
-        if rule == "best":
-            position = max(rewarded, key=lambda at: _mean(rewards[at]))
+    for number in range(turn * groups, turn * groups + min(groups, among)):
+        rule = RULES[number % len(RULES)]
+        rewarded = [position for position in left if of_group(position)] if rule != "first" else []
+        if not rewarded:
+            rule, position = "first", left[0]
+        elif rule == "best":
+            position = max(rewarded, key=lambda at: _mean(of_group(at)))
         elif rule == "worst":
-            position = min(rewarded, key=lambda at: _mean(rewards[at]))
-        elif rule == "divided":
-            position = max(rewarded, key=lambda at: _variance(rewards[at]))
+            position = min(rewarded, key=lambda at: _mean(of_group(at)))
         else:
-            position = left[0]
+            position = max(rewarded, key=lambda at: _variance(of_group(at)))
         left.remove(position)
         result.append((position, rule))
     return result
@@ -202,8 +207,8 @@ class _Line:
         if step.weight_version != self.weight_version:
             fields["weight_version"] = step.weight_version
         if "response" in fields:
-            role = step.response.get("role")
-            others = {name: value for name, value in step.response.items() if name != "role"}
+            others = dict(step.response)
+            role = others.pop("role", None)
             fields["response"] = others if role == "assistant" else {**others, "role": role}
         if before is not None and before.tools and not step.tools:
             fields["tools"] = []

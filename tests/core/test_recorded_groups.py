@@ -199,20 +199,24 @@ def test_damaged_numbers_are_rejected(text: str) -> None:
         unpacked(text)
 
 
+def of_rewards(rewards: list[list[float]], groups: int, turn: int) -> list[tuple[int, str]]:
+    return chosen(rewards.__getitem__, len(rewards), groups, turn)
+
+
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [(0, [(0, "first")]), (1, [(1, "best")]), (2, [(3, "worst")]), (3, [(2, "divided")]), (4, [(0, "first")])],
 )
 def test_rules_take_turns(turn: int, expected: list[tuple[int, str]]) -> None:
     rewards = [[0.5, 0.5], [1.0, 0.9], [0.0, 1.0], [0.0, 0.1]]
-    assert chosen(rewards, 1, turn) == expected
+    assert of_rewards(rewards, 1, turn) == expected
 
 
 def test_several_groups_are_different_ones() -> None:
-    assert chosen([[1.0, 0.0], [0.0, 0.0], [0.2, 0.2]], 4, 0) == [(0, "first"), (2, "best"), (1, "worst")]
-    assert chosen([[1.0], [1.0]], 2, 1) == [(0, "worst"), (1, "divided")]
+    assert of_rewards([[1.0, 0.0], [0.0, 0.0], [0.2, 0.2]], 4, 0) == [(0, "first"), (2, "best"), (1, "worst")]
+    assert of_rewards([[1.0], [1.0]], 2, 1) == [(0, "worst"), (1, "divided")]
 
 
 def test_groups_without_rewards_are_taken_in_their_order() -> None:
-    assert chosen([[], []], 1, 1) == [(0, "first")]
-    assert chosen([], 1, 1) == []
+    assert of_rewards([[], []], 1, 1) == [(0, "first")]
+    assert of_rewards([], 1, 1) == []
