@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -266,7 +266,9 @@ def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
     return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 
-def _with_continuations(trajectory: Trajectory) -> Iterator[tuple[Step, Step | None, Mapping[str, Any]]]:
+def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | None, Mapping[str, Any]]]:
+    if len(trajectory.steps) == 1:  # as in short rollouts, whose time is that of such calls
+        return [(trajectory.steps[0], None, {})]
     before: Sequence[Step | None] = [None, *trajectory.steps]
     return zip(trajectory.steps, before, differences(trajectory.steps), strict=False)
 

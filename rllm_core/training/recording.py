@@ -220,7 +220,7 @@ class Recording:
 
 
 def _rewards(group: Group) -> list[float]:
-    return [t.total_reward for advantages in group.groups for t in advantages.trajectories if t.has_reward]
+    return [reward for of_role in group.rewards for reward in of_role if reward is not None]
 
 
 def _measured(
