@@ -132,12 +132,18 @@ def packed(array: TokenIds | Floats) -> str:
     The text is the numpy name of the type, a colon, and the little-endian values in base64: ``"<f4:AACAPw=="``. Ids use
     the smallest type that holds them. Fields of ids and numbers accept this text, without loss.
     """
-    if array.dtype == _INT32:
-        highest = int(array.max(initial=0))
-        kind = next(kind for kind, limit in _ID_TYPES.items() if highest <= limit)
-    else:
-        kind = _PACKED_FLOATS
-    return f"{kind}:{base64.b64encode(array.astype(kind).tobytes()).decode()}"
+    kind = _smallest(array) if array.dtype == _INT32 else _PACKED_FLOATS
+    content = array.astype(_PACKED_TYPES[kind], copy=False).tobytes()
+    return f"{kind}:{binascii.b2a_base64(content, newline=False).decode()}"
+
+
+def _smallest(ids: npt.NDArray[Any]) -> str:
+    """Returns the smallest type that holds the ids."""
+    highest = ids.item(ids.argmax()) if ids.size else 0
+    for kind, limit in _ID_TYPES.items():
+        if highest <= limit:
+            return kind
+    raise AssertionError(highest)
 
 
 def unpacked(text: str) -> npt.NDArray[Any]:
@@ -162,6 +168,7 @@ def _unpacked_if_text(value: Any) -> Any:
 
 _ID_TYPES = {"<u1": 2**8 - 1, "<u2": 2**16 - 1, "<i4": _MAX_TOKEN_ID}
 _PACKED_FLOATS = "<f4"
+_PACKED_TYPES = {kind: np.dtype(kind) for kind in (*_ID_TYPES, _PACKED_FLOATS)}
 
 
 class _Chunk:
@@ -217,14 +224,23 @@ class TokenSpan:
     def __init__(self, chunk: _Chunk, start: int, stop: int) -> None:
         self._chunk, self._start, self._stop = chunk.up_to(stop), start, stop
 
+    def read(self) -> TokenIds:
+        """Returns the tokens as a read-only array."""
+        chunk = self._chunk
+        if self._start < chunk.start:
+            return chunk.read(self._start, self._stop)
+        found = chunk.array[self._start - chunk.start : self._stop - chunk.start]
+        found.setflags(write=False)
+        return found
+
     def __array__(self, *_: object, **__: object) -> TokenIds:
-        return self._chunk.read(self._start, self._stop)
+        return self.read()
 
     def __repr__(self) -> str:
-        return repr(self.__array__())
+        return repr(self.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (token_ids, (self.__array__(),))
+        return (token_ids, (self.read(),))
 
 
 class SpanField:
@@ -237,7 +253,7 @@ class SpanField:
         value = None if record is None else record.__dict__.get(self._name)
         if value is None:
             raise AttributeError(self._name)
-        return value.__array__() if type(value) is TokenSpan else value
+        return value.read() if type(value) is TokenSpan else value
 
     def __set__(self, record: Any, value: Any) -> None:  # without it, the record's dictionary would come first
         record.__dict__[self._name] = value

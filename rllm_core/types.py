@@ -240,7 +240,10 @@ class Trajectory(Record):
         Raises:
             ValueError: If no reward is set. A missing reward is not a reward of 0.
         """
-        of_tokens = [float(step.token_rewards.sum()) for step in self.steps if step.token_rewards is not None]
+        of_tokens = []
+        for step in self.steps:  # a comprehension would take as long as all of the rest
+            if step.token_rewards is not None:
+                of_tokens.append(float(step.token_rewards.sum()))
         if self.reward is not None:
             return self.reward + sum(of_tokens)
         rewards = [step.reward for step in self.steps if step.reward is not None]

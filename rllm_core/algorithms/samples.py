@@ -19,10 +19,12 @@ class Segment(NamedTuple):
     Attributes:
         last: Position of the last step, whose prompt and completion are the whole sequence.
         trained: Positions of the steps whose completions are trained, at least one.
+        lengths: Tokens of each of these completions.
     """
 
     last: int
     trained: list[int]
+    lengths: list[int]
 
 
 def segments(steps: Sequence[Step]) -> list[list[int]]:
@@ -73,10 +75,14 @@ def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) ->
     """Returns the trained segments of a trajectory, in the order of `training_samples`."""
     result = []
     for positions in segments(trajectory.steps):
-        steps = [(position, trajectory.steps[position]) for position in positions]
-        trained = [p for p, s in steps if len(s.completion_ids) and (learns_written or s.weight_version is not None)]
-        if trained:
-            result.append(Segment(positions[-1], trained))
+        segment = Segment(positions[-1], [], [])
+        for position in positions:
+            step = trajectory.steps[position]
+            if (learns_written or step.weight_version is not None) and (length := len(step.completion_ids)):
+                segment.trained.append(position)
+                segment.lengths.append(length)
+        if segment.trained:
+            result.append(segment)
     return result
 
 
@@ -108,35 +114,35 @@ def with_tokens(
     remaining = iter(values)
     trajectories = []
     for trajectory in group.trajectories:
-        mine = itertools.islice(remaining, len(trained_segments(trajectory)))
+        trained = trained_segments(trajectory)
+        parts = per_step(trajectory, trained, itertools.islice(remaining, len(trained)))
         steps = [
-            step if part is None else changed(step, part)
-            for step, part in zip(trajectory.steps, per_step(trajectory, mine), strict=True)
+            step if part is None else changed(step, part) for step, part in zip(trajectory.steps, parts, strict=True)
         ]
         trajectories.append(trajectory.model_copy(update={"steps": steps}))
     return group.model_copy(update={"trajectories": trajectories})
 
 
 def per_step(
-    trajectory: Trajectory, values: Iterable[Floats | None], *, learns_written: bool = False
+    trajectory: Trajectory, trained: Sequence[Segment], values: Iterable[Floats | None]
 ) -> list[Floats | None]:
     """Splits numbers of a trajectory's samples into those of its steps.
 
     Args:
         trajectory: Trajectory.
-        values: Per sample of `training_samples`, ``(sampled_tokens,)``, or None for a sample without numbers.
-        learns_written: As for `training_samples`.
+        trained: Its segments, from `trained_segments`.
+        values: Per segment ``(sampled_tokens,)``, or None for a sample without numbers.
 
     Returns:
         Per step ``(completion_tokens,)``, or None for a step without numbers.
     """
     result: list[Floats | None] = [None] * len(trajectory.steps)
-    for segment, of_sample in zip(trained_segments(trajectory, learns_written=learns_written), values, strict=True):
+    for segment, of_sample in zip(trained, values, strict=True):
         if of_sample is None:
             continue
         start = 0
-        for position in segment.trained:
-            stop = start + len(trajectory.steps[position].completion_ids)
+        for position, length in zip(segment.trained, segment.lengths, strict=True):
+            stop = start + length
             result[position] = of_sample[start:stop]
             start = stop
     return result
@@ -174,7 +180,7 @@ def _sample(
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
         turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s in sampled),
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
-        advantages=_spread(credit, segment.trained, [len(step.completion_ids) for step in sampled]),
+        advantages=_spread(credit, segment.trained, segment.lengths),
         weight_versions=tuple(group.weight_version if s.weight_version is None else s.weight_version for s in sampled),
         media=last.prompt_media,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined, to_json
 
 from rllm_core.records import Record
 from rllm_core.step_differences import differences
-from rllm_core.tokens import packed, unpacked
+from rllm_core.tokens import packed, starts_with, unpacked
 from rllm_core.types import Episode, Floats, Step, Task, Trajectory
 
 SHARED_FIELDS = ("messages", "tools", "prompt_ids", "prompt_media")
@@ -32,6 +32,8 @@ MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
 
 PerStep = Sequence[Floats | None]
 """``(completion_tokens,)`` numbers of each step of a trajectory, or None for a step that was not trained."""
+
+Rewards = Callable[[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -120,30 +122,33 @@ class RecordedGroup:
         return cls(**written | {"task": task, "rollouts": rollouts})
 
 
-def chosen(rewards: Sequence[Sequence[float]], groups: int, turn: int) -> list[tuple[int, str]]:
+def chosen(rewards: Rewards, among: int, groups: int, turn: int) -> list[tuple[int, str]]:
     """Chooses the groups of a step to record.
 
     Args:
-        rewards: Rewards of each group's trajectories, in the order of the groups; empty if it has none.
+        rewards: Returns the rewards of the trajectories of the group at a position; empty if it has none. Called only
+            if a rule needs them, and once per group.
+        among: Number of groups of the step.
         groups: Number of groups to choose.
         turn: Number of the step; the rules continue where those of the step before ended.
 
     Returns:
         Position and rule of each chosen group. Ties go to the first, and no group is chosen twice.
     """
-    left = list(range(len(rewards)))
+    left = list(range(among))
+    of_group = cache(rewards)
     result = []
-    for number in range(turn * groups, turn * groups + min(groups, len(rewards))):
-        rewarded = [position for position in left if rewards[position]]
-        rule = RULES[number % len(RULES)] if rewarded else RULES[0]
-        if rule == "best":
-            position = max(rewarded, key=lambda at: _mean(rewards[at]))
+    for number in range(turn * groups, turn * groups + min(groups, among)):
+        rule = RULES[number % len(RULES)]
+        rewarded = [position for position in left if of_group(position)] if rule != "first" else []
+        if not rewarded:
+            rule, position = "first", left[0]
+        elif rule == "best":
+            position = max(rewarded, key=lambda at: _mean(of_group(at)))
         elif rule == "worst":
-            position = min(rewarded, key=lambda at: _mean(rewards[at]))
-        elif rule == "divided":
-            position = max(rewarded, key=lambda at: _variance(rewards[at]))
+            position = min(rewarded, key=lambda at: _mean(of_group(at)))
         else:
-            position = left[0]
+            position = max(rewarded, key=lambda at: _variance(of_group(at)))
         left.remove(position)
         result.append((position, rule))
     return result
@@ -178,29 +183,32 @@ class _Line:
 
     def of_episode(self, episode: Episode) -> dict[str, Any]:
         """Returns the episode as JSON data."""
-        fields = _fields(episode, "trajectories")
-        if episode.task_id == self.task_id:
-            del fields["task_id"]
-        fields["trajectories"] = []
+        left_out = ("trajectories", "task_id") if episode.task_id == self.task_id else ("trajectories",)
+        fields = _fields(episode, left_out)
+        fields["trajectories"] = trajectories = []
         for number, trajectory in enumerate(episode.trajectories):
-            row = _fields(trajectory, "steps")
-            row["steps"] = steps = [self._of_step(*each) for each in _with_continuations(trajectory)]
-            if steps:
-                opening = trajectory.steps[0]
-                shared = self.first.setdefault(number, opening)
-                if shared is not opening and _same_prompt(shared, opening):
-                    for name in SHARED_FIELDS:
-                        steps[0].pop(name, None)
-            fields["trajectories"].append(row)
+            row = _fields(trajectory, ("steps",))
+            row["steps"] = [
+                self._of_step(step, before, continued, self._shared(number, step) if before is None else ())
+                for step, before, continued in _with_continuations(trajectory)
+            ]
+            trajectories.append(row)
         return fields
 
-    def _of_step(self, step: Step, before: Step | None, continued: Mapping[str, Any]) -> dict[str, Any]:
-        fields = _fields(step, "weight_version", *continued)
+    def _shared(self, number: int, opening: Step) -> Sequence[str]:
+        """Returns the fields of a trajectory's first step that an earlier episode has."""
+        earlier = self.first.setdefault(number, opening)
+        return SHARED_FIELDS if earlier is not opening and _same_prompt(earlier, opening) else ()
+
+    def _of_step(
+        self, step: Step, before: Step | None, continued: Mapping[str, Any], shared: Sequence[str]
+    ) -> dict[str, Any]:
+        fields = _fields(step, ("weight_version", *continued, *shared))
         if step.weight_version != self.weight_version:
             fields["weight_version"] = step.weight_version
         if "response" in fields:
-            role = step.response.get("role")
-            others = {name: value for name, value in step.response.items() if name != "role"}
+            others = dict(step.response)
+            role = others.pop("role", None)
             fields["response"] = others if role == "assistant" else {**others, "role": role}
         if before is not None and before.tools and not step.tools:
             fields["tools"] = []
@@ -258,30 +266,36 @@ def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
     return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 
-def _with_continuations(trajectory: Trajectory) -> list[tuple[Step, Step | None, Mapping[str, Any]]]:
+def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | None, Mapping[str, Any]]]:
+    if len(trajectory.steps) == 1:  # as in short rollouts, whose time is that of such calls
+        return [(trajectory.steps[0], None, {})]
     before: Sequence[Step | None] = [None, *trajectory.steps]
-    return list(zip(trajectory.steps, before, differences(trajectory.steps), strict=False))
+    return zip(trajectory.steps, before, differences(trajectory.steps), strict=False)
 
 
 def _same_prompt(one: Step, other: Step) -> bool:
+    ids, others = one.prompt_ids, other.prompt_ids
     return (
-        np.array_equal(one.prompt_ids, other.prompt_ids)
+        len(ids) == len(others)
+        and starts_with(ids, others)
         and one.prompt_media == other.prompt_media
         and one.messages == other.messages
         and one.tools == other.tools
     )
 
 
-def _fields(record: Record, *left_out: str) -> dict[str, Any]:
+def _fields(record: Record, left_out: Sequence[str]) -> dict[str, Any]:
     """Returns the fields that differ from their default, as JSON data."""
-    written = {}
-    for name in record.__dict__:
-        if name in left_out:
+    written: dict[str, Any] = {}
+    defaults = _defaults(type(record))
+    for name, stored in record.__dict__.items():
+        default = defaults[name]
+        if stored is default or name in left_out:
             continue
-        value = getattr(record, name)
+        value = getattr(record, name)  # a field of ids may store a span
         if isinstance(value, np.ndarray):
             written[name] = packed(value) if name.endswith("ids") or name == "logprobs" else _numbers(value)
-        elif value != _default(type(record), name):
+        elif value != default:
             written[name] = [one.model_dump() for one in value] if name == "prompt_media" else value
     if "messages" in written:
         written["messages"] = list(written["messages"])
@@ -289,16 +303,17 @@ def _fields(record: Record, *left_out: str) -> dict[str, Any]:
 
 
 @cache
-def _default(kind: type[Record], name: str) -> Any:
-    default = kind.model_fields[name].get_default(call_default_factory=True)
-    return None if default is PydanticUndefined else default
+def _defaults(kind: type[Record]) -> dict[str, Any]:
+    found = {name: one.get_default(call_default_factory=True) for name, one in kind.model_fields.items()}
+    return {name: None if default is PydanticUndefined else default for name, default in found.items()}
 
 
 def _numbers(array: Floats | None) -> Any:
     """Returns one number if all are equal, or else all of them packed."""
     if array is None:
         return None
-    if array.size and float(array.min()) == float(array.max()):
+    # Most arrays differ at their ends; argmin and argmax avoid the setup cost of a reduction.
+    if array.size and array.item(0) == array.item(-1) and array.item(array.argmin()) == array.item(array.argmax()):
         return float(str(array[0]))  # the fewest digits that restore a float32
     return packed(array)
 

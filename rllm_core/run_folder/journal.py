@@ -110,8 +110,7 @@ class JsonLines:
             raise _cannot_be_written(self.path, error) from error
 
 
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False)
+_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from rllm_core.algorithms.advantages import rewards as rewards_of
 from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.distillation.teacher import UNSCORED_TOKENS
 from rllm_core.run_folder.difficulty import ALL, NONE, SOME
@@ -118,7 +117,7 @@ def record_step(
     groups = [group for item in consumed for group in item.groups]
     trained = [trajectory for group in groups for trajectory in group.trajectories]
     trajectories = _trajectories(consumed)
-    rewarded = [rewards_of(group) for group in groups if all(t.has_reward for t in group.trajectories)]
+    rewarded = [np.array(of_group) for item in consumed for of_group in item.rewards if None not in of_group]
     rewards: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.has_reward:

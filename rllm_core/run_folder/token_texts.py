@@ -38,7 +38,9 @@ class TokenTexts:
         if self._spell is None:
             return
         ids = _ids(episodes)
-        new = self._know(ids[~self._is_known[ids]] if ids.max(initial=-1) < len(self._is_known) else ids)
+        if ids.size and ids.item(ids.argmax()) < len(self._is_known):
+            ids = ids[~self._is_known[ids]]
+        new = self._know(ids) if ids.size else []
         self._lines.write_all(_line(number, self._spell(number)) for number in new)
 
     def _know(self, ids: TokenIds | list[int]) -> list[int]:

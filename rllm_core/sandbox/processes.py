@@ -126,8 +126,12 @@ class Exchange:
         if not ready:
             if left <= _POLL_SECONDS:
                 raise Overrun
-            # Its own children may keep the pipes open after it has ended.
-            return self._process.poll() is None
+            if self._process.poll() is None:
+                return True
+            # It may have written and ended since. Its own children may keep the pipes open.
+            ready = self._selector.select(0)
+            if not ready:
+                return False
         for key, _ in ready:
             if key.data is None:
                 self._write()

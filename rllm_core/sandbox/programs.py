@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 
@@ -34,7 +35,8 @@ def result_of(process: subprocess.Popen[bytes], stdin: str, limits: Limits) -> C
     finally:
         processes.end(process)
     if outcome == "finished" and exit_code is not None and exit_code < 0:
-        outcome = "killed"
+        # The limit on CPU time, which is a little above that on the wall clock, comes first if this process is late.
+        outcome = "timeout" if exit_code == -signal.SIGXCPU else "killed"
     return CodeResult(
         outcome=outcome,
         exit_code=exit_code if outcome == "finished" else None,

@@ -96,6 +96,11 @@ class Group:
         return {group.role: [places[id(trajectory)] for trajectory in group.trajectories] for group in self.groups}
 
     @cached_property
+    def rewards(self) -> list[list[float | None]]:
+        """Total reward of each trajectory of each advantage group, or None, once no score can change them."""
+        return [[t.total_reward if t.has_reward else None for t in group.trajectories] for group in self.groups]
+
+    @cached_property
     def size_bytes(self) -> int:
         """Estimated memory of a complete group: shared arrays once, text, and a fixed amount per step and message."""
         return sum(_size_bytes(trajectory) for episode in self.episodes for trajectory in episode.trajectories)

@@ -21,7 +21,7 @@ from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
 from rllm_core.parser import BaseParser
 from rllm_core.run_folder.folder import RunDir
-from rllm_core.run_folder.groups import MEASURES, PerStep, RecordedGroup, RecordedRollout, chosen
+from rllm_core.run_folder.groups import PerStep, RecordedGroup, RecordedRollout, chosen
 from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, IndexedGroup
 from rllm_core.run_folder.token_texts import TokenTexts
 from rllm_core.scope import Calls
@@ -32,8 +32,10 @@ from rllm_core.types import Episode, Floats, Task, TrainingSample
 VALIDATION_TASKS = 4
 """Tasks of each validation that are recorded, times ``training.groups_kept_per_step``."""
 
-Measured = Mapping[str, Floats | None]
-"""``(sampled_tokens,)`` numbers of a sample by name, of `rllm_core.run_folder.groups.MEASURES`."""
+_NOTHING = TokenMeasures()
+
+Measured = Mapping[str, Sequence[Floats | None]]
+"""``(sampled_tokens,)`` numbers of each sample of a group by name, of `rllm_core.run_folder.groups.MEASURES`."""
 
 
 class Recording:
@@ -124,16 +126,14 @@ class Recording:
             if group.filtered is not None:
                 self.filtered(group, group.filtered, step=step)
         trained = [group for group in consumed if group.filtered is None]
-        of_group: dict[int, list[TrainingSample]] = {}
+        taken = chosen(lambda position: _rewards(trained[position]), len(trained), self._groups, step - 1)
+        selected = [(trained[position], rule) for position, rule in taken]
+        of_group: dict[int, list[TrainingSample]] = {group.ordinal: [] for group, _ in selected}
         for sample in samples:
-            of_group.setdefault(sample.group_id, []).append(sample)
-        rewards = [
-            [t.total_reward for advantages in group.groups for t in advantages.trajectories if t.has_reward]
-            for group in trained
-        ]
+            if sample.group_id in of_group:
+                of_group[sample.group_id].append(sample)
         recorded = []
-        for position, rule in chosen(rewards, self._groups, step - 1):
-            group = trained[position]
+        for group, rule in selected:
             one = RecordedGroup(
                 step=step,
                 group=group.ordinal,
@@ -142,11 +142,7 @@ class Recording:
                 outcome="trained",
                 reason="trained",
                 weight_version=group.weight_version,
-                rollouts=self._trained_rollouts(
-                    group,
-                    of_group.get(group.ordinal, ()),
-                    lambda sample: _measured(sample, corrections, computed),
-                ),
+                rollouts=self._trained_rollouts(group, _measured(of_group[group.ordinal], corrections, computed)),
             )
             self._write(one, group.calls)
             recorded.append(one)
@@ -177,45 +173,36 @@ class Recording:
                 {rollout.episode.rollout_index: rollout.calls for _, rollout in found},
             )
 
-    def _trained_rollouts(
-        self,
-        group: Group,
-        samples: Sequence[TrainingSample],
-        measured: Callable[[TrainingSample], Measured],
-    ) -> list[RecordedRollout]:
+    def _trained_rollouts(self, group: Group, measured: Measured) -> list[RecordedRollout]:
         """Returns the rollouts of a trained group with the numbers of their steps."""
         numbers: dict[int, dict[str, PerStep]] = {}  # by identity of the trajectory
-        known = {"advantages"}
-        remaining = iter(samples)
+        start = 0
         for of_role in group.groups:
             written = self._estimators.of(of_role.role).learns_written
             for trajectory in of_role.trajectories:
-                mine = [next(remaining) for _ in trained_segments(trajectory, learns_written=written)]
-                found = [measured(sample) for sample in mine]
-                known |= {name for of_sample in found for name, values in of_sample.items() if values is not None}
+                segments = trained_segments(trajectory, learns_written=written)
+                stop = start + len(segments)
                 numbers[id(trajectory)] = {
-                    name: per_step(trajectory, [each[name] for each in found], learns_written=written)
-                    for name in MEASURES
+                    name: per_step(trajectory, segments, values[start:stop]) for name, values in measured.items()
                 }
+                start = stop
         return [
             RecordedRollout(episode, "filtered", FilterReason.UNSCORED.value)
             if episode.rollout_index in group.unscored
-            else self._trained_rollout(episode, numbers, [name for name in MEASURES if name in known])
+            else self._trained_rollout(episode, numbers, list(measured))
             for episode in group.episodes
         ]
 
     def _trained_rollout(
         self, episode: Episode, numbers: Mapping[int, Mapping[str, PerStep]], names: Sequence[str]
     ) -> RecordedRollout:
-        if episode.termination_reason.value in self._left_out:
+        if episode.termination_reason in self._left_out:
             return RecordedRollout(episode, "filtered", FilterReason.TERMINATION_REASON.value)
-        of_rollout = {
-            name: [
-                numbers[id(trajectory)][name] if id(trajectory) in numbers else [None] * len(trajectory.steps)
-                for trajectory in episode.trajectories
-            ]
-            for name in names
-        }
+        trajectories = [
+            numbers.get(id(trajectory)) or dict.fromkeys(names, [None] * len(trajectory.steps))
+            for trajectory in episode.trajectories
+        ]
+        of_rollout = {name: [each[name] for each in trajectories] for name in names}
         return RecordedRollout(episode, "trained", "trained", **of_rollout)
 
     def _write(self, group: RecordedGroup, calls: Mapping[int, Calls]) -> None:
@@ -232,20 +219,36 @@ class Recording:
         self._texts.write(episodes)
 
 
+def _rewards(group: Group) -> list[float]:
+    return [reward for of_role in group.rewards for reward in of_role if reward is not None]
+
+
 def _measured(
-    sample: TrainingSample, corrections: Mapping[str, Floats], computed: Mapping[str, TokenMeasures]
+    samples: Sequence[TrainingSample], corrections: Mapping[str, Floats], computed: Mapping[str, TokenMeasures]
 ) -> Measured:
-    of_backend = computed.get(sample.sample_id, TokenMeasures())
-    found = {"trainer_logprobs": of_backend.logprobs, "entropies": of_backend.entropies}
-    for name, values in found.items():
-        if values is not None and (len(values) != sample.sampled_tokens or not np.isfinite(values).all()):
+    of_backend = [computed.get(sample.sample_id, _NOTHING) for sample in samples]
+    found: dict[str, Sequence[Floats | None]] = {
+        "advantages": [sample.advantages for sample in samples],
+        "corrections": [corrections.get(sample.sample_id) for sample in samples],
+        "trainer_logprobs": _checked("trainer logprobs", [each.logprobs for each in of_backend], samples),
+        "entropies": _checked("entropies", [each.entropies for each in of_backend], samples),
+    }
+    found["trainer_logprobs"] = [  # or those that the core has requested for the loss or the corrections
+        sample.proximal_logprobs if values is None else values
+        for sample, values in zip(samples, found["trainer_logprobs"], strict=True)
+    ]
+    known = {name: values for name, values in found.items() if any(each is not None for each in values)}
+    return {"advantages": [], **known}
+
+
+def _checked(what: str, values: Sequence[Floats | None], samples: Sequence[TrainingSample]) -> Sequence[Floats | None]:
+    for sample, each in zip(samples, values, strict=True):
+        if each is not None and (len(each) != sample.sampled_tokens or np.count_nonzero(np.isfinite(each)) < len(each)):
             raise RunError(
-                f"update_policy of the backend returned {len(values)} {name.replace('_', ' ')} for a sample with "
+                f"update_policy of the backend returned {len(each)} {what} for a sample with "
                 f"{sample.sampled_tokens} sampled tokens, or some that are not finite"
             )
-    if found["trainer_logprobs"] is None:  # those that the core has requested for the loss or the corrections
-        found["trainer_logprobs"] = sample.proximal_logprobs
-    return {"advantages": sample.advantages, "corrections": corrections.get(sample.sample_id), **found}
+    return values
 
 
 def _validated(episode: Episode) -> RecordedRollout:

@@ -215,13 +215,13 @@ class Trainer:
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
-        recorded = self.parts.recording.trained(
-            trained, samples, self.crediting.take_corrections(), result.tokens, step=step
-        )
         parts.stream.trained(trained)
         self.reporter.difficulty(self.generation.difficulty.take(group.episodes for group in trained))
         known = {**result.metrics, **self.crediting.diagnostics.flush(), **parts.stream.metrics()}
         self.reporter.trained(trained, samples, known, self.coordinator.weight_version)
+        recorded = self.parts.recording.trained(
+            trained, samples, self.crediting.take_corrections(), result.tokens, step=step
+        )
         if step % training.trigger_parameter_sync_step == 0 or step == training.steps:
             parts.stream.hand_over(step=step)
             await self.weights.synchronize(parts.position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +166,13 @@ def test_a_group_takes_at_most_half_of_the_bytes_of_its_episodes() -> None:
     assert len(group(episodes).to_json()) <= sum(len(each.to_json()) for each in episodes) / 2
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_the_bytes_of_a_line_stay_as_they_are(number: int) -> None:
+    # Version 0.1 wrote them: groups of sort, calculator, solver_judge and a validation, and one with unusual fields.
+    line = Path(__file__).with_name("recorded_groups.jsonl").read_text(encoding="utf-8").split("\n")[number]
+    assert RecordedGroup.from_json(line).to_json() == line
+
+
 def test_the_line_is_plain_json() -> None:
     written = json.loads(group([episode(0), episode(1)]).to_json())
     assert written["task"] == {"task_id": "task-7", "data": {"letters": "dbac", "answer": "abcd"}}
@@ -191,20 +199,24 @@ def test_damaged_numbers_are_rejected(text: str) -> None:
         unpacked(text)
 
 
+def of_rewards(rewards: list[list[float]], groups: int, turn: int) -> list[tuple[int, str]]:
+    return chosen(rewards.__getitem__, len(rewards), groups, turn)
+
+
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [(0, [(0, "first")]), (1, [(1, "best")]), (2, [(3, "worst")]), (3, [(2, "divided")]), (4, [(0, "first")])],
 )
 def test_rules_take_turns(turn: int, expected: list[tuple[int, str]]) -> None:
     rewards = [[0.5, 0.5], [1.0, 0.9], [0.0, 1.0], [0.0, 0.1]]
-    assert chosen(rewards, 1, turn) == expected
+    assert of_rewards(rewards, 1, turn) == expected
 
 
 def test_several_groups_are_different_ones() -> None:
-    assert chosen([[1.0, 0.0], [0.0, 0.0], [0.2, 0.2]], 4, 0) == [(0, "first"), (2, "best"), (1, "worst")]
-    assert chosen([[1.0], [1.0]], 2, 1) == [(0, "worst"), (1, "divided")]
+    assert of_rewards([[1.0, 0.0], [0.0, 0.0], [0.2, 0.2]], 4, 0) == [(0, "first"), (2, "best"), (1, "worst")]
+    assert of_rewards([[1.0], [1.0]], 2, 1) == [(0, "worst"), (1, "divided")]
 
 
 def test_groups_without_rewards_are_taken_in_their_order() -> None:
-    assert chosen([[], []], 1, 1) == [(0, "first")]
-    assert chosen([], 1, 1) == []
+    assert of_rewards([[], []], 1, 1) == [(0, "first")]
+    assert of_rewards([], 1, 1) == []

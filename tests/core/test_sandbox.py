@@ -31,6 +31,7 @@ from rllm_core.sandbox import (
     Sandbox,
     call_with_retry,
     processes,
+    result_of,
 )
 
 Functions = Callable[..., ChildFunction]
@@ -343,6 +344,15 @@ def test_a_program_reads_and_prints(run: Callable[..., CodeResult]) -> None:
     assert (result.outcome, result.exit_code, result.stdout, result.stderr) == ("finished", 3, "cba\n", "ä")
 
 
+def test_what_a_program_writes_while_nobody_looks_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        # On a busy machine, the program may write and end between two looks of this process.
+        patch.setattr(subprocess.Popen, "poll", lambda self: self.wait())
+        process = processes.start("program", "-", Limits())
+        result = result_of(process, "import time; time.sleep(0.3); print('late')", Limits(wall_seconds=60))
+    assert (result.outcome, result.exit_code, result.stdout) == ("finished", 0, "late\n")
+
+
 @pytest.mark.parametrize(
     ("source", "outcome"),
     [
@@ -350,6 +360,7 @@ def test_a_program_reads_and_prints(run: Callable[..., CodeResult]) -> None:
         ("9 ** 9 ** 9", "timeout"),
         ("while True: print('x' * 1000)", "output_limit"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "timeout"),  # as the limit on CPU time does
         ("import os; os.close(1); os.close(2); import time; time.sleep(60)", "timeout"),
     ],
 )

@@ -207,7 +207,15 @@ def stale_group(path: Path) -> Path:
         trajectory = one.episode.trajectories[0].model_copy(update={"steps": [call]})
         rollouts.append(replace(one, episode=one.episode.model_copy(update={"trajectories": [trajectory]})))
     rows = [metrics(at, 9) | {"staleness_max": 7.0 if at == 9 else 0.0} for at in range(1, 10)]
-    return write_run(path, [sorting(8, 8, "best"), replace(late, rollouts=rollouts, weight_version=1)], metrics=rows)
+    groups = [sorting(8, 8, "best"), replace(late, rollouts=rollouts, weight_version=1)]
+    run = write_run(path, groups, metrics=rows)
+    syncs = [{"event": "sync", "version": version, "step": version, "reason": "step"} for version in range(9)]
+    started = {"event": "dispatch", "group": 9, "task": "t", "epoch": 0, "rollouts": 4, "weight_version": 1}
+    complete = {"event": "enqueue", "group": 9, "weight_version": 1, "left_out": 0, "filtered": None}
+    trained = {"event": "consume", "groups": [9], "weight_version": 8}
+    events = [*syncs[:2], started, *syncs[2:7], complete, *syncs[7:], trained]
+    (run / "events.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in events))
+    return run
 
 
 def cut_answers(path: Path) -> Path:

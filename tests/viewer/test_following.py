@@ -90,10 +90,22 @@ def test_a_killed_run_and_broken_lines_are_named(tmp_path: Path, page: Page) -> 
         said = page.inner_text("main")
         assert "The run was killed" in said
         assert "1 group cannot be read: the file is damaged at byte 0" in said
-        assert "1 line of metrics, times or events cannot be read" in said
+        assert "1 line of timings.jsonl cannot be read" in said
         assert "Worth a look" in said
         assert "rollouts read" not in said, "half a line is not waited for"
         assert "cannot be read" in page.locator(".rows .row").first.inner_text()
+
+
+def test_a_broken_line_of_the_metrics_is_named_once(tmp_path: Path, page: Page) -> None:
+    run = demo_runs.demo(tmp_path / "run", steps=2)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{broken\n")
+    with served(run) as server:
+        show(page, server, "#/run/0")
+        [problem] = page.locator(".problem").all_inner_texts()
+        assert (
+            "A file of the run is damaged; the others are shown: metrics.jsonl has a line that is not JSON" in problem
+        )
 
 
 def test_a_server_that_has_ended_says_what_to_do(server: ViewServer, new_page: Callable[..., Page]) -> None:

@@ -36,6 +36,26 @@ def results(folder: Path, module: str, calls: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([7, 8, 1, 2], [1, 2, 3], 2),  # the rest begins the other
+        ([1, 1, 2], [1, 2, 9], 1),
+        ([1, 2, 1, 2, 1, 3], [1, 2, 1, 3], 2),
+        ([1, 2, 1], [1, 2], 2),
+        ([5, 1, 2, 3], [1, 2], 4),  # the other ends before the rest
+        ([1, 2], [1, 2, 3], 0),
+        ([4, 5], [6], 2),
+        ([4, 5], [], 2),
+        ([], [6], 0),
+    ],
+)
+def test_the_fewest_dropped_tokens_are_found(
+    page_folder: Path, before: list[int], after: list[int], expected: int
+) -> None:
+    assert results(page_folder, "differences", f"m.dropped({before}, {after})") == expected
+
+
 def test_what_cannot_be_seen_becomes_an_escape(page_folder: Path) -> None:
     texts = ["a\ud800b", "\udc00", "😀", "x\ny\tz", "\u202egnp", "\x1b[31m", "\U000e0041", "👩\u200d👧", "a\u200db"]
     found = results(page_folder, "text", f"{json.dumps(texts)}.map((text) => m.plain(text))")

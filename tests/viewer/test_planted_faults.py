@@ -27,19 +27,41 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
         {
             "#/run/0/group/0/rollout/0": [
                 "Segment break: prefix_mismatch",
+                "segment break: prefix_mismatch: the prompt does not begin with the tokens so far",
                 "compare the two prompts",
                 "its two prompts",
             ],
-            "#/run/0/group/0/rollout/0/break/1?trajectory=0": ["They first differ at token", " became "],
+            "#/run/0/group/0/rollout/0/break/1?trajectory=0": [
+                "reason prefix_mismatch: the prompt does not begin with the tokens so far",
+                "They first differ at token",
+                " became ",
+                "The new prompt lacks 25 tokens, which are struck out below",
+            ],
         },
     ),
     "stale group": (
         demo_runs.stale_group,
-        {"#/run/0/group/{last}": ["version 1", "staleness 7"], "#/run/0/step/9": ["staleness_max"]},
+        {
+            "#/run/0/group/{last}": [
+                "version 1",
+                "staleness 7 (training.staleness_threshold = 0)",
+                "Started under version 1, complete under version 6, trained under version 8",
+                "its rollouts ran during 5 weight syncs, then it waited for training during 2",
+            ],
+            "#/run/0/step/9": ["staleness_max"],
+        },
     ),
     "cut answers": (
         demo_runs.cut_answers,
-        {"#/run/0?cut=yes": ["1 group"], "#/run/0/group/0": ["rollouts 0, 1, 2, 3; reward 0", "All rewards are 0"]},
+        {
+            "#/run/0?cut=yes": ["1 group"],
+            "#/run/0/group/0": [
+                "rollouts 0, 1, 2, 3; reward 0",
+                "All rewards are 0",
+                "cut off (rollout.max_response_tokens = 1024)",
+            ],
+            "#/run/0/group/0/rollout/0": ["tokens (rollout.max_response_tokens = 1024)"],
+        },
     ),
     "hacked reward": (
         demo_runs.hacked_reward,
@@ -97,6 +119,15 @@ def test_a_long_run_with_all_of_them_says_what_is_worth_a_look(seed: int, tmp_pa
     groups = {f"group {fault['group']}" for fault in key}
     named = {link for text in said.values() for link in re.findall(r"group \d+", text)}
     assert named <= groups, "nothing else is named in a healthy run"
+
+
+def test_what_a_template_dropped_is_struck_out(tmp_path: Path, page: Page) -> None:
+    with served(demo_runs.broken_prefix(tmp_path / "run")) as server:
+        show(page, server, "#/run/0/group/0/rollout/0/break/1?trajectory=0")
+        before, after = page.locator(".card").all()
+        assert "".join(before.locator("del").all_inner_texts()) == "<think>six sevens</think>"
+        assert before.inner_text().replace("\n", "").endswith("</think>42")
+        assert after.locator("del, .s3").count() == 0
 
 
 def test_a_healthy_run_has_nothing_worth_a_look(tmp_path: Path, page: Page) -> None:

@@ -30,6 +30,12 @@ PLAYED = [name for name in NAMES if datasets.findings(name)["played"]]
 SAMPLE = ["arc_agi", "isomorphic_strings"]
 
 
+@pytest.fixture(autouse=True)
+def folder_of_its_own(tmp_path, monkeypatch):
+    """Takes the files that some generators write, as that of codeio; child processes begin in this folder, too."""
+    monkeypatch.chdir(tmp_path)
+
+
 def sampled(names, sample):
     """Parameters for a test: the sample in every run, the others by hand."""
     return [name if name in sample else pytest.param(name, marks=pytest.mark.slow) for name in names]

@@ -13,6 +13,12 @@ def test_the_audit_is_of_the_installed_version():
     assert COMMITTED.version == catalog.installed_version("reasoning-gym")
 
 
+@pytest.fixture(autouse=True)
+def folder_of_its_own(tmp_path, monkeypatch):
+    """Takes the files that some generators write, as that of codeio; child processes begin in this folder, too."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMITTED.environments))
 def test_each_audit_is_as_committed(name):

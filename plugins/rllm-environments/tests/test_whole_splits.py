@@ -21,7 +21,7 @@ def questions(workflow, split):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", USED)
 def test_whole_splits_share_no_question(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some generators write files; in a run, they have a folder of their own
+    monkeypatch.chdir(tmp_path)  # some generators write files
     sizes = SIZES_OF_SLOW if name in SLOW or datasets.findings(name)["slow"] else {}
     workflow = ReasoningGymWorkflow(ReasoningGymConfig(environment=name, **sizes), found=datasets.findings(name))
     train, validation = (questions(workflow, split) for split in ("train", "validation"))

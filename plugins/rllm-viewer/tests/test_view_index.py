@@ -14,6 +14,7 @@ from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
 from rllm_core.types import Trajectory
 from rllm_viewer.view import facts
+from rllm_viewer.view.files import Waited, Waits
 from rllm_viewer.view.index import RunIndex
 from rllm_viewer.view.search import Query, hits
 
@@ -184,3 +185,21 @@ def test_a_hit_has_the_text_around_it() -> None:
     assert msgspec.structs.asdict(hit) == {
         "id": 7, "rollout": 0, "where": "user", "before": "x" * 60, "found": "needle", "after": "y" * 60, "places": 1,
     }  # fmt: skip
+
+
+def test_the_versions_during_which_a_group_waited(tmp_path: Path) -> None:
+    lines = [
+        '{"event":"sync","version":0}', '{"event":"dispatch","group":4,"weight_version":0}',
+        '{"event":"sync","version":1}', '{"event":"enqueue","group":4,"weight_version":0}',
+        '{"event":"enqueue","group":5}', '{"event":"dispatch"', '{"event":"consume","groups":[6,4],"weight_version":2}',
+    ]  # fmt: skip
+    waits = Waits(tmp_path)
+    assert waits.of(4) is None, "there is no file"
+    (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert waits.of(4) == Waited(0, 1, 2)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"event":"consume","groups":[4],"weight_version":3}\n')
+    assert waits.of(4) == Waited(0, 1, 3)
+    assert [waits.of(group) for group in (5, 6, None)] == [None] * 3
+    (tmp_path / "events.jsonl").write_text(f"{lines[1]}\n")
+    assert waits.of(4) == Waited(0), "the run went back to a checkpoint"

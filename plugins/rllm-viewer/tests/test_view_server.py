@@ -164,6 +164,18 @@ def test_steps_continue_where_the_last_answer_ended(run: Path) -> None:
         assert got(server, "/api/run/0/steps?metrics=999999")["metrics"]["is_new"]
 
 
+def test_only_a_trained_group_has_waited(run: Path) -> None:
+    with served(run) as server:
+        numbers = [got(server, f"/api/run/0/group/{identity}")["group"] for identity in ids(server)]
+        started = (f'{{"event":"dispatch","group":{number},"weight_version":2}}\n' for number in {*numbers} - {None})
+        (run / "events.jsonl").write_text("".join(started))
+        groups = [got(server, f"/api/run/0/group/{identity}") for identity in ids(server)]
+    assert {shown["outcome"] for shown in groups} > {"trained"}
+    for shown in groups:
+        known = {"started": 2, "complete": None, "trained": None} if shown["outcome"] == "trained" else None
+        assert shown["waited"] == known
+
+
 def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", metrics=METRICS[:2], training={"seed": 7})
     with served(run, other) as server:

@@ -95,11 +95,20 @@ class LoopWatch:
 
 def awake() -> float:
     """Returns wall-clock seconds minus the time this thread waited for a processor, if the system reports it."""
+    waited = _waited()
+    while True:
+        now, before = time.monotonic(), waited
+        waited = _waited()
+        if waited == before:  # or else it has waited between the two looks
+            return now - waited / 1e9
+
+
+def _waited() -> int:
+    """Returns the nanoseconds this thread waited for a processor; 0 if the system does not report them."""
     try:
-        waited = int(SCHEDULER.read_text(encoding="ascii").split()[1])
+        return int(SCHEDULER.read_text(encoding="ascii").split()[1])
     except (FileNotFoundError, IndexError):
-        waited = 0  # not Linux, or a kernel without these statistics
-    return time.monotonic() - waited / 1e9
+        return 0  # not Linux, or a kernel without these statistics
 
 
 def held() -> dict[str, int]:

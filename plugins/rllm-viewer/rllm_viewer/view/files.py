@@ -31,8 +31,8 @@ class Added(msgspec.Struct):
     is_new: bool
 
 
-def added(path: Path, position: int, start: bytes = b"") -> Added:
-    """Reads the complete lines after a position that begin with ``start``; none if there is no file."""
+def added(path: Path, position: int, start: bytes | tuple[bytes, ...] = b"") -> Added:
+    """Reads the complete lines after a position that begin with (one of) ``start``; none if there is no file."""
     found = Added([], position, 0, False)
     try:
         with path.open("rb") as file:
@@ -103,6 +103,50 @@ class Spelled:
                     return
                 self._position += len(line)
                 yield line
+
+
+class Waited(msgspec.Struct):
+    """Weight versions that were live when a group was started, when its rollouts had ended, and when it was trained."""
+
+    started: int
+    complete: int | None = None
+    trained: int | None = None
+
+
+class Waits:
+    """How long groups waited, from ``events.jsonl``, by their position in the task stream."""
+
+    _EVENTS = tuple(f'{{"event":"{name}",'.encode() for name in ("sync", "dispatch", "enqueue", "consume"))
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "events.jsonl"
+        self._lock = threading.Lock()
+        self._position = 0
+        self._version = 0
+        self._groups: dict[int, Waited] = {}
+
+    def of(self, group: int | None) -> Waited | None:
+        """Returns what is known about a group; None if the events do not say when it was started."""
+        with self._lock:
+            found = added(self._path, self._position, self._EVENTS)
+            self._position = found.next
+            if found.is_new:
+                self._version, self._groups = 0, {}
+            for row in found.rows:
+                with contextlib.suppress(LookupError, TypeError):  # A group can be shown without its waits.
+                    self._read(row)
+            return None if group is None else self._groups.get(group)
+
+    def _read(self, row: Json) -> None:
+        if row["event"] == "sync":
+            self._version = row["version"]
+        elif row["event"] == "dispatch":
+            self._groups[row["group"]] = Waited(row["weight_version"])
+        elif row["event"] == "enqueue":
+            self._groups[row["group"]].complete = self._version
+        else:
+            for group in self._groups.keys() & row["groups"]:
+                self._groups[group].trained = row["weight_version"]
 
 
 class _Owner(msgspec.Struct):

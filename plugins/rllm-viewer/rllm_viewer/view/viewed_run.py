@@ -13,7 +13,7 @@ from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.recorded import GROUPS
 from rllm_viewer import diagnosis, recordings, results
 from rllm_viewer.view import details, facts, token_details
-from rllm_viewer.view.files import Spelled, Timings, added
+from rllm_viewer.view.files import Spelled, Timings, Waits, added
 from rllm_viewer.view.index import RunIndex
 
 Json = dict[str, Any]
@@ -49,6 +49,7 @@ class ViewedRun:
         self.problem: str | None = None
         self._spelled = Spelled(path)
         self._timings = Timings(path)
+        self._waits = Waits(path)
 
     def update(self) -> None:
         """Reads what the run has written since the last time.
@@ -78,7 +79,9 @@ class ViewedRun:
             try:
                 about[name] = read()
             except (UserError, *results.DAMAGED) as error:
-                about["problems"].append(f"{MISSING[name]}: {error}")
+                shown = results.result_of(self.path).error  # The page has it from the summary of the run.
+                if not str(error) or shown is None or str(error) not in shown:
+                    about["problems"].append(f"{MISSING[name]}: {error}")
         if not len(self.index):
             try:
                 recordings.index_of(self.path)
@@ -106,7 +109,9 @@ class ViewedRun:
         group = self._read(identity)
         timings = self._timings.of([rollout.episode.rollout_id for rollout in group.rollouts])
         self._spelled.update()
-        return details.of_group(identity, group, timings, self._spelled.texts)
+        shown = details.of_group(identity, group, timings, self._spelled.texts)
+        shown["waited"] = self._waits.of(group.group) if group.outcome == "trained" else None
+        return shown
 
     def tokens(self, identity: int, position: int) -> Json:
         """Returns the tokens of a rollout.

@@ -47,7 +47,7 @@ export function badge(text, kind = "", title = null) {
 }
 
 // What a rollout is, in short.
-export function headOf(rollout) {
+export function headOf(rollout, run) {
   const steps = rollout.trajectories.flatMap((one) => one.steps);
   const advantages = steps.flatMap((step) => step.advantage || []);
   const corrections = steps.flatMap((step) => step.correction || []);
@@ -63,12 +63,37 @@ export function headOf(rollout) {
     corrections.length > 0 && badge(`correction ${rangeOf(corrections, number)}`),
     rollout.end !== "done" && badge(`ended with ${rollout.end}`, "bad"),
     !EXPECTED.has(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
-    isCut && badge("cut off", "bad", "a completion ended at the limit of tokens"),
+    isCut && badge(`cut off${limit(run)}`, "bad", "a completion ended at the limit of tokens"),
     breaks > 0 && badge(counted(breaks, "break"), "bad"),
     low !== null && badge(low === high ? `version ${low}` : `versions ${low} to ${high}`),
     badge(counted(steps.length, "call")),
     tokens > 0 && badge(counted(tokens, "token")),
     rollout.seconds !== null && badge(`${number(rollout.seconds)} s`));
+}
+
+// The limit of tokens in the run file. A workflow can ask for a lower one.
+export function limit(run) {
+  const most = setting(run, "rollout", "max_response_tokens");
+  return most === undefined ? "" : ` (rollout.max_response_tokens = ${most})`;
+}
+
+export function setting(run, table, key) {
+  return run.about?.settings?.[table]?.[key];
+}
+
+const BREAKS = {
+  history_edited: "an earlier message was changed, or nothing follows the answer",
+  shrunk: "nothing was added, or messages were dropped",
+  tools_changed: "the tools differ from those of the call before",
+  assistant_inserted: "an assistant message was added that the model did not sample",
+  tokens_after_stop: "the answer has tokens after its stop token",
+  bridge_none: "the parser cannot continue the tokens with these messages, and rendering the conversation again gives other tokens",
+  prefix_mismatch: "the prompt does not begin with the tokens so far: often a chat template that drops the reasoning of earlier answers, or writes them differently",
+};
+
+// What a reason for a segment break means; nothing for a reason that is not of the core.
+export function breakMeaning(reason) {
+  return Object.hasOwn(BREAKS, reason) ? `: ${BREAKS[reason]}` : "";
 }
 
 export function rangeOf(values, form) {

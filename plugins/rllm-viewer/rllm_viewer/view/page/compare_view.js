@@ -1,8 +1,8 @@
 // Views that compare: runs with each other, two rollouts, and the prompts before and after a break.
 
-import { headOf, messages, nameOf } from "./blocks.js";
+import { breakMeaning, headOf, messages, nameOf } from "./blocks.js";
 import { chart } from "./chart.js";
-import { differences } from "./differences.js";
+import { differences, dropped } from "./differences.js";
 import { h } from "./dom.js";
 import { lastAnswer, read } from "./group_view.js";
 import { link } from "./route.js";
@@ -50,14 +50,12 @@ function placeOf(written) {
 
 async function rolloutsView(place, app) {
   const sides = [placeOf(place.params.left), placeOf(place.params.right)];
-  const groups = await Promise.all(sides.map(async (side) => {
-    await app.run(side);
-    return read(side);
-  }));
+  const runs = await Promise.all(sides.map((side) => app.run(side)));
+  const groups = await Promise.all(sides.map(read));
   const rollouts = groups.map((group, at) => group.rollouts[sides[at].rollout]);
   if (rollouts.some((one) => !one)) throw new Error("there is no such rollout");
   const other = (at, position) => link({ view: "compare" }, { left: place.params.left, right: place.params.right, [at ? "right" : "left"]: `${sides[at].run}.${groups[at].id}.${position}` });
-  const head = (at) => h("div", { class: "card" }, h("h2", {}, h("a", { href: link({ run: sides[at].run, view: "episode", group: groups[at].id, rollout: sides[at].rollout }) }, `${at ? "Right" : "Left"}: rollout ${rollouts[at].index}, ${nameOf(groups[at])}, step ${groups[at].step}`)), h("p", { class: "task" }, groups[at].task.task_id), headOf(rollouts[at]),
+  const head = (at) => h("div", { class: "card" }, h("h2", {}, h("a", { href: link({ run: sides[at].run, view: "episode", group: groups[at].id, rollout: sides[at].rollout }) }, `${at ? "Right" : "Left"}: rollout ${rollouts[at].index}, ${nameOf(groups[at])}, step ${groups[at].step}`)), h("p", { class: "task" }, groups[at].task.task_id), headOf(rollouts[at], runs[at]),
     h("p", { class: "near" }, groups[at].rollouts.map((one, position) => [position === sides[at].rollout ? h("b", {}, String(one.index)) : h("a", { href: other(at, position), "aria-label": `rollout ${one.index} on the ${at ? "right" : "left"}` }, String(one.index)), " "])));
   const texts = rollouts.map((one, at) => textOf(one, groups[at]));
   return {
@@ -102,14 +100,17 @@ export async function breakView(place, app) {
   while (same < Math.min(before.length, stop) && before.ids[same] === after.ids[same]) same += 1;
   let end = 0;
   while (end < Math.min(before.length, stop) - same && before.ids[before.length - 1 - end] === after.ids[stop - 1 - end]) end += 1;
-  const side = (title, sequence, length) => h("section", { class: "card" }, h("h2", {}, title), h("p", { class: "dim" }, counted(length, "token")),
-    h("div", { class: "flow" }, h("p", { class: "dim" }, `${counted(same, "token")} are the same`), tokens(sequence, Math.max(0, same - CONTEXT), Math.min(length, same + 2 * CONTEXT), same, length - end)));
+  const lost = dropped(before.ids.slice(same, before.length), after.ids.slice(same, stop));
+  const isDrop = lost > 0 && same + lost < before.length;
+  const side = (title, sequence, length, until) => h("section", { class: "card" }, h("h2", {}, title), h("p", { class: "dim" }, counted(length, "token")),
+    h("div", { class: "flow" }, h("p", { class: "dim" }, `${counted(same, "token")} are the same`), tokens(sequence, Math.max(0, same - CONTEXT), Math.min(length, same + 2 * CONTEXT), same, until, isDrop)));
   const back = link({ run: run.number, view: "episode", group: group.id, rollout: place.rollout }, app.filter(place));
   return {
     element: h("div", {}, h("h1", {}, `Break before call ${place.call + 1} of rollout ${group.rollouts[place.rollout].index}`),
-      h("p", {}, "reason ", h("code", {}, after.breakReason ?? "unknown"), `. The prompt of call ${place.call + 1} was to begin with the prompt and the answer of call ${place.call}, token for token. `, h("a", { href: back }, "conversation (e)")),
-      h("p", { class: "parts" }, same === before.length ? "The new prompt begins with all of them, but the segment was ended all the same." : same === stop ? "The new prompt ends where the tokens before it go on." : `They first differ at token ${same}: `, same < before.length && h("code", {}, beginning(before, same, before.length)), same < before.length && same < stop && " became ", same < stop && h("code", {}, beginning(after, same, stop))),
-      h("div", { class: "cards two" }, side(`Prompt and answer of call ${place.call}`, before, before.length), side(`Prompt of call ${place.call + 1}`, after, stop))),
+      h("p", {}, "reason ", h("code", {}, after.breakReason ?? "unknown"), `${breakMeaning(after.breakReason)}. The prompt of call ${place.call + 1} was to begin with the prompt and the answer of call ${place.call}, token for token. `, h("a", { href: back }, "conversation (e)")),
+      h("p", { class: "parts" }, same === before.length ? "The new prompt begins with all of them, but the segment was ended all the same." : same === stop ? "The new prompt ends where the tokens before it go on." : `They first differ at token ${same}: `, same < before.length && h("code", {}, beginning(before, same, before.length)), same < before.length && same < stop && " became ", same < stop && h("code", {}, beginning(after, same, stop)),
+        isDrop && `. The new prompt lacks ${counted(lost, "token")}, which are struck out below, and continues with those after them.`),
+      h("div", { class: "cards two" }, side(`Prompt and answer of call ${place.call}`, before, before.length, isDrop ? same + lost : before.length - end), side(`Prompt of call ${place.call + 1}`, after, stop, isDrop ? same : stop - end))),
     title: `break before call ${place.call + 1}`,
   };
 }
@@ -121,9 +122,11 @@ function beginning(sequence, start, stop) {
   return `${text.replaceAll("\n", "↵")}${end < stop ? "…" : ""}`;
 }
 
-function tokens(sequence, start, stop, from, until) {
+// Shows tokens, with those in [from, until) marked, as struck out if they were dropped.
+function tokens(sequence, start, stop, from, until, isDrop) {
   return h("div", { class: "chunk" }, Array.from({ length: stop - start }, (_, place) => {
     const at = start + place;
-    return h("span", { class: `tok ${at >= from && at < until ? "s3" : "none"}${sequence.isControl(at) ? " control" : ""}${at === from ? " differs" : ""}`, "data-id": String(sequence.ids[at]) }, sequence.shown(at).replaceAll("\n", "↵\n"));
+    const isMarked = at >= from && at < until;
+    return h(isMarked && isDrop ? "del" : "span", { class: `tok ${isMarked ? "s3" : "none"}${sequence.isControl(at) ? " control" : ""}${at === from ? " differs" : ""}`, "data-id": String(sequence.ids[at]) }, sequence.shown(at).replaceAll("\n", "↵\n"));
   }));
 }

@@ -38,6 +38,23 @@ function between(a, b) {
   return [...found, ...a.slice(i).map((one) => ["removed", one]), ...b.slice(j).map((one) => ["added", one])];
 }
 
+// Returns how many items have to be dropped from the start of a list so that the rest of it begins another one; all of
+// them if no rest does. Takes time in proportion to both lists (the prefix function of Knuth, Morris and Pratt).
+export function dropped(before, after) {
+  const fallback = new Uint32Array(after.length + 1);
+  for (let at = 1, length = 0; at < after.length; at++) {
+    while (length && after[at] !== after[length]) length = fallback[length];
+    if (after[at] === after[length]) length += 1;
+    fallback[at + 1] = length;
+  }
+  let length = 0;
+  for (const one of before) {
+    while (length && (length === after.length || one !== after[length])) length = fallback[length];
+    if (after.length && one === after[length]) length += 1;
+  }
+  return before.length - length;
+}
+
 function joined(parts) {
   const found = [];
   for (const [kind, text] of parts) {

@@ -1,6 +1,6 @@
 // Views of a group and of one of its rollouts.
 
-import { EXPECTED, became, badge, common, headOf, messages, nameOf, pairs, rangeOf, ratio, rewardRange, square } from "./blocks.js";
+import { EXPECTED, became, badge, breakMeaning, common, headOf, limit, messages, nameOf, pairs, rangeOf, ratio, rewardRange, setting, square } from "./blocks.js";
 import { folded, h, long } from "./dom.js";
 import { link } from "./route.js";
 import { kept } from "./store.js";
@@ -31,6 +31,7 @@ export async function groupView(place, app) {
   const [best, worst] = group.extremes;
   const answers = group.rollouts.map(lastAnswer);
   const facts = run.rowOf(group.id)?.rollouts || [];
+  const age = staleness(run, group);
   const shared = worst === undefined ? 0 : common(answers[best] ?? "", answers[worst] ?? "");
   const cards = group.rollouts.map((rollout, position) => {
     const href = link({ run: run.number, view: "episode", group: group.id, rollout: position }, filter);
@@ -40,7 +41,7 @@ export async function groupView(place, app) {
     const mark = isExtreme ? h("p", { class: "parts" }, `↓ from here, best and worst differ`) : null;
     return h("article", { class: "card", "data-position": position },
       h("h3", {}, h("a", { href }, square(rollout, range), ` rollout ${rollout.index}`), rank && badge(rank, rank === "best" ? "good" : "bad")),
-      headOf(rollout), answered(facts[position]), pairs(rollout.parts), rollout.error && h("p", { class: "problem" }, rollout.error),
+      headOf(rollout, run), answered(facts[position]), pairs(rollout.parts), rollout.error && h("p", { class: "problem" }, rollout.error),
       answers[position] !== null && h("div", { class: "answer" }, messages([{ role: "assistant", content: answers[position], tool_calls: lastCalls(rollout) }], { prefix: isExtreme ? shared : 0, mark })),
       h("p", {}, h("a", { href: tokens }, `tokens of rollout ${rollout.index}`)));
   });
@@ -53,8 +54,8 @@ export async function groupView(place, app) {
       h("h1", {}, `${capital(nameOf(group))}: `, h("span", { class: "task" }, group.task.task_id)),
       h("p", { class: "facts" }, h("a", { href: link({ run: run.number, view: "step", step: group.step }, filter) }, `step ${group.step}`), badge(became(group), EXPECTED.has(group.outcome) ? "" : "bad"), badge(`recorded as ${group.kept}`),
         badge(counted(group.rollouts.length, "rollout")), badge(`reward ${spread(rewards)}`), badge(`solved ${ratio(group.rollouts.map((one) => one.solved))}`), group.weight_version !== null && badge(`version ${group.weight_version}`),
-        staleness(run, group)),
-      whyNoLearning(group), hints(run, group.id),
+        badgeOfAge(run, age)),
+      age > 0 && whyStale(group.waited), whyNoLearning(group), hints(run, group.id),
       near(previous, next, at, count),
       h("section", {}, h("h2", {}, "Task"), pairs(group.task.data) || h("p", { class: "dim" }, "The task has no data.")),
       group.openings.map((opening) => opening && h("section", {}, h("h2", {}, `Prompt of all rollouts${group.openings.length > 1 ? `, role ${opening.role}` : ""}`), messages(opening.messages))),
@@ -86,8 +87,19 @@ function staleness(run, group) {
   const metrics = run.steps.metrics.find((row) => row.step === group.step);
   if (!metrics || group.outcome !== "trained" || group.weight_version === null) return null;
   const before = run.steps.metrics.filter((row) => row.step < group.step).at(-1)?.weight_version ?? 0;
-  const age = Math.max(0, before - group.weight_version);
-  return badge(`staleness ${age}`, age > 0 ? "bad" : "", "weight versions between sampling and training");
+  return Math.max(0, before - group.weight_version);
+}
+
+function badgeOfAge(run, age) {
+  const threshold = setting(run, "training", "staleness_threshold");
+  return age !== null && badge(`staleness ${age}${threshold === undefined ? "" : ` (training.staleness_threshold = ${threshold})`}`, age > 0 ? "bad" : "", "weight versions between sampling and training");
+}
+
+// Says where a group spent the weight versions between its start and its training.
+function whyStale(waited) {
+  if (!waited || waited.complete === null || waited.trained === null) return null;
+  const { started, complete, trained } = waited;
+  return h("p", {}, `Started under version ${started}, complete under version ${complete}, trained under version ${trained}: its rollouts ran during ${counted(complete - started, "weight sync")}, then it waited for training during ${trained - complete}.`);
 }
 
 // Says why nothing is learned from a group.
@@ -141,7 +153,7 @@ export async function episodeView(place, app) {
     element: h("div", {},
       h("h1", {}, `Rollout ${rollout.index} of ${nameOf(group)}`),
       h("nav", { class: "siblings", "aria-label": "Rollouts of the group" }, group.rollouts.map((one, position) => h("a", { href: to(position), "aria-current": position === place.rollout ? "page" : null, "aria-label": `rollout ${one.index}, reward ${number(one.reward)}` }, square(one, range), String(one.index)))),
-      headOf(rollout),
+      headOf(rollout, run),
       h("p", { class: "near" }, h("a", { href: to(place.rollout, "tokens") }, "tokens (t)"), " ", h("a", { href: link({ run: run.number, view: "group", group: group.id }, filter) }, "group (g)"), " ", h("a", { href: link({ run: run.number, view: "timing", step: group.step }) }, "times of the step (i)")),
       near(previous, next, at, count),
       rollout.error && h("p", { class: "problem" }, rollout.error), hints(run, group.id, place.rollout),
@@ -164,7 +176,7 @@ function conversation(trajectory, opening, where) {
     step.edited && h("p", { class: "problem" }, "The workflow changed earlier messages before this call."),
     messages(step.messages),
     step.media.map((media) => h("p", { class: "dim" }, `${media.kind} of ${counted(media.tokens, "token")} at position ${media.start}; the run folder does not have its content`)),
-    h("div", { class: "turn" }, factsOf(step, at, trajectory), answerOf(step)),
+    h("div", { class: "turn" }, factsOf(step, at, trajectory, where.run), answerOf(step)),
   ]);
   const shown = calls.length > FOLDED_CALLS ? [...calls.slice(0, 20).map((make) => make()), folded(`${calls.length - FOLDED_CALLS} calls in between`, () => calls.slice(20, -20).map((make) => h("div", {}, make()))), ...calls.slice(-20).map((make) => make())] : calls.map((make) => make());
   return h("div", { class: "conversation" }, opening && messages(opening.messages), shown);
@@ -172,7 +184,7 @@ function conversation(trajectory, opening, where) {
 
 function breakLine(step, at, { run, group, place, filter, number: trajectory }) {
   const isFirst = at === 0;
-  return h("div", { class: "break" }, h("span", {}, `segment break: ${step.break_reason}`),
+  return h("div", { class: "break" }, h("span", {}, `segment break: ${step.break_reason}${breakMeaning(step.break_reason)}`),
     !isFirst && h("a", { href: breakLink(run, group, place, filter, trajectory, at) }, "compare the two prompts"));
 }
 
@@ -180,14 +192,14 @@ function breakLink(run, group, place, filter, trajectory, call) {
   return link({ run: run.number, view: "break", group: group.id, rollout: place.rollout, call }, { ...filter, trajectory: String(trajectory) });
 }
 
-function factsOf(step, at, trajectory) {
+function factsOf(step, at, trajectory, run) {
   const advantage = step.advantage;
   return h("p", { class: "facts small" }, trajectory.steps.length > 1 && badge(`call ${at + 1}`),
     advantage && badge(`advantage ${rangeOf([advantage[0], advantage[2]], signed)}`, advantage[1] > 0 ? "good" : advantage[1] < 0 ? "bad" : ""),
     step.reward !== null && badge(`reward ${number(step.reward)}`), step.token_rewards !== null && badge(`token rewards ${number(step.token_rewards)}`),
     step.weight_version === null ? badge("not sampled by the policy") : badge(`version ${step.weight_version}`),
     step.prompt_tokens + step.tokens > 0 && badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
-    step.finish_reason === "length" && badge(`cut off after ${counted(step.tokens, "token")}`, "bad"),
+    step.finish_reason === "length" && badge(`cut off after ${counted(step.tokens, "token")}${limit(run)}`, "bad"),
     step.control_tokens > 0 && badge(`new text spells ${counted(step.control_tokens, "control token")}`, "bad"),
     step.logprob !== null && badge(`mean log-probability ${number(step.logprob)}`));
 }

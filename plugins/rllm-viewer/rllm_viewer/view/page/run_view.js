@@ -176,7 +176,7 @@ function aboutOf(run) {
     about?.where && h("p", {}, about.where),
     (about?.problems || []).map((problem) => h("p", { class: "problem" }, problem)),
     run.broken.size > 0 && h("p", { class: "problem" }, `${counted(run.broken.size, "group")} cannot be read: the file is damaged at byte ${[...run.broken].slice(0, 3).join(", ")}`),
-    run.brokenLines > 0 && h("p", { class: "problem" }, `${counted(run.brokenLines, "line")} of metrics, times or events cannot be read`),
+    Object.entries(run.brokenLines).map(([file, lines]) => lines > 0 && !summary.error?.startsWith(`${file}.jsonl`) && h("p", { class: "problem" }, `${counted(lines, "line")} of ${file}.jsonl cannot be read`)),
     (about?.findings || []).map((finding) => h("div", { class: "finding" }, h("b", {}, finding.name.replaceAll("-", " ")), `: ${finding.seen}`, finding.since_step !== null && ` (since step ${finding.since_step})`,
       h("p", {}, `Cause: ${finding.causes.join("; or ")}`), finding.decides && h("p", {}, "To decide: ", h("code", {}, finding.decides)))),
   ];

@@ -57,7 +57,7 @@ export class Run {
     this.about = null;
     this.rows = [];
     this.steps = { metrics: [], timings: [], validations: [] };
-    this.brokenLines = 0;
+    this.brokenLines = {};
     this.broken = new Set();
     this.read = 0;
     this.size = 0;
@@ -120,8 +120,9 @@ export class Run {
       const found = steps[name];
       if (found.is_new) this.steps[name] = [];
       this.steps[name].push(...found.rows);
-      this.brokenLines += found.broken;
-      this._places[name === "validations" ? "events" : name] = found.next;
+      const file = name === "validations" ? "events" : name;
+      this.brokenLines[file] = (found.is_new ? 0 : this.brokenLines[file] || 0) + found.broken;
+      this._places[file] = found.next;
       isNew = isNew || found.rows.length > 0 || found.is_new;
     }
     if (!this.about || (isNew && this.isListed)) {
