@@ -1,4 +1,4 @@
-"""Workflow of `benchmarks.curriculum`: words of 2 to 6 letters to sort. Only the exact answer has a reward."""
+"""Workflow of `benchmarks.curriculum`: words of 2 to 12 letters to sort. Only the exact answer has a reward."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class GradedSortConfig(WorkflowConfig):
     """``[graded_sort]``: the words."""
 
     letters: Annotated[str, Field(min_length=2, description="The alphabet, in sort order.")] = "abcdefghijklmnop"
-    lengths: Annotated[tuple[int, ...], Field(min_length=1, description="Lengths of the words.")] = (2, 3, 4, 5, 6)
-    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 60
+    lengths: Annotated[tuple[int, ...], Field(min_length=1, description="Lengths of the words.")] = tuple(range(2, 13))
+    train: Annotated[int, Field(ge=1, description="Maximum number of training words of each length.")] = 500
     validation: Annotated[int, Field(ge=1, description="Maximum number of held-out words of each length.")] = 60
 
 
@@ -88,11 +88,11 @@ def run_file() -> dict[str, Any]:
         "training": {
             "groups_per_step": 16,
             "rollouts_per_group": 8,
-            "validate_every_steps": 10,
-            "validation_rollouts": 271,
+            "validate_every_steps": 5,
+            "validation_rollouts": 631,
             "groups_kept_per_step": 0,
         },
-        "rollout": {"max_response_tokens": 8, "validation_temperature": 0.0},
+        "rollout": {"max_response_tokens": 14, "validation_temperature": 0.0},
         "algorithm": {
             "name": "grpo",
             "entropy_coefficient": 0.002,

@@ -2,10 +2,10 @@
 
 Timeouts and signal handlers of the process are callbacks too, so they cannot help. A child process
 (`rllm_core.limits.guard_process`) therefore expects a heartbeat of the event loop. If it is missing for longer than
-the run file allows, the child asks for the stack with a signal. ``faulthandler`` answers the signal even while C code
-holds the interpreter, and passes it on to Python. If Python can handle it, it reports the rollout and the line, and
-ends the process; otherwise the child prints the stack and kills it. The files of the run are complete up to the last
-event, and the run can be resumed.
+the run file allows, apart from time in which the run gets no processor, the child asks for the stack with a signal.
+``faulthandler`` answers the signal even while C code holds the interpreter, and passes it on to Python. If Python can
+handle it, it reports the rollout and the line, and ends the process; otherwise the child prints the stack and kills it.
+The files of the run are complete up to the last event, and the run can be resumed.
 """
 
 from __future__ import annotations

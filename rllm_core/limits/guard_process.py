@@ -2,7 +2,8 @@
 
 Arguments: descriptor of the heartbeats, descriptor of the stacks, pid of the run, the signal that asks for a stack, and
 the advice to print. A heartbeat is a line with two numbers: the maximum seconds until the next one, and the maximum if
-the run has been asked to stop.
+the run has been asked to stop. Time in which the main thread of the run could go on but got no processor does not
+count: on a busy machine, a run that does its work is late, too.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ class Watch:
         self.dumps = dumps
         self.pid = pid
         self.limit_seconds = self.stopping_seconds = float("inf")
-        self.silent_seconds = 0.0
+        self.silent_seconds = 0.0  # since the last heartbeat
+        self.counted_seconds = 0.0  # since the beginning
         self.is_stopping = False
         self.has_ended = False
         self.said_goodbye = False
         self.stack = b""
         self._line = b""
         self._open = [beats, dumps]
+        self._cpu_seconds = self._main_thread()[1]
 
     def wait(self) -> None:
-        """Reads input for at most `POLL_SECONDS`; suspended time does not count as silence."""
+        """Reads input for at most `POLL_SECONDS`, and counts the time in which the run itself did not go on."""
         began = time.monotonic()
         ready, _, _ = select.select(self._open, [], [], POLL_SECONDS)
         for descriptor in ready:
@@ -60,8 +63,9 @@ class Watch:
                 self.stack = (self.stack + data)[-MAX_STACK_BYTES:]
         if os.getppid() != self.pid:
             self.has_ended = True
-        if not self._is_suspended():
-            self.silent_seconds += min(time.monotonic() - began, 2 * POLL_SECONDS)
+        seconds = self._count(min(time.monotonic() - began, 2 * POLL_SECONDS))
+        self.silent_seconds += seconds
+        self.counted_seconds += seconds
 
     @property
     def is_blocked(self) -> bool:
@@ -79,12 +83,28 @@ class Watch:
         if lines:
             self.silent_seconds = 0.0
 
-    def _is_suspended(self) -> bool:
+    def _count(self, seconds: float) -> float:
+        """Returns how much of the last seconds counts.
+
+        All of them if the main thread sleeps, its processor time if it could go on, and none if it is suspended.
+        """
+        state, cpu_seconds = self._main_thread()
+        used, self._cpu_seconds = cpu_seconds - self._cpu_seconds, cpu_seconds
+        if state in ("T", "t"):
+            return 0.0
+        return min(used, seconds) if state == "R" else seconds
+
+    def _main_thread(self) -> tuple[str, float]:
+        """Returns the state and the processor time of the main thread, or "" and 0.
+
+        That is if it has ended, or if this system has no /proc; then all time counts.
+        """
         try:
-            state = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
-        except OSError:  # the process has ended, or this system has no /proc
-            return False
-        return state in ([b"T"], [b"t"])
+            stat = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_bytes()
+        except OSError:
+            return "", 0.0
+        fields = stat.rpartition(b")")[2].split()
+        return fields[0].decode(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -104,8 +124,8 @@ def main() -> None:
     watch.stack = b""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ask)
-        asked = time.monotonic()
-        while not (watch.said_goodbye or watch.has_ended) and time.monotonic() - asked < ANSWER_SECONDS:
+        asked = watch.counted_seconds
+        while not (watch.said_goodbye or watch.has_ended) and watch.counted_seconds - asked < ANSWER_SECONDS:
             watch.wait()
         if watch.said_goodbye or watch.has_ended:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.curriculum import figures
+from benchmarks.curriculum import figures, is_decided
 
 
 def trial(arm: str, seed: int, *curve: tuple[int, float]) -> dict[str, Any]:
@@ -25,4 +25,12 @@ def test_rollouts_are_those_of_the_first_validation_that_reaches_the_target() ->
     assert found["rollouts_over_uniform_by_seed"] == [0.5, 1.5]
     assert found["rollouts_over_uniform"] == 1.0
     assert (found["rollouts_over_pools"], found["not_reached"]) == (0.5, ["pools 1"])
-    assert found["uniform_solved_after"] == {2500: 0.25, 5000: 0.5, 7500: 0.74, 10_000: 0.88}
+    assert found["uniform_solved_after"] == {5000: 0.5, 10_000: 0.88, 15_000: 0.9}
+
+
+def test_a_trial_is_over_at_the_target_or_when_it_has_used_as_much_as_uniform() -> None:
+    uniform = {"rollouts": 9000, "solved": 0.8}
+    assert not is_decided([], uniform)
+    assert not is_decided([{"rollouts": 8999, "solved": 0.75}], uniform)
+    assert is_decided([{"rollouts": 5000, "solved": 0.76}, {"rollouts": 6000, "solved": 0.7}], uniform)
+    assert is_decided([{"rollouts": 9000, "solved": 0.1}], uniform)

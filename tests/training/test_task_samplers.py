@@ -204,12 +204,14 @@ def test_a_resumed_run_keeps_the_tasks_of_its_groups(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["file", "difficulty"])
+@pytest.mark.parametrize("name", ["file", "difficulty", "difficulty with subsets"])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, sampler: Callable[..., str], name: str, how: signal.Signals
 ) -> None:
     """Byte by byte: metrics, the sampler's state, and the tasks of all groups."""
-    setting = sampler() if name == "file" else f"training.sampler={name}"
+    settings = [sampler() if name == "file" else "training.sampler=difficulty"]
+    if name == "difficulty with subsets":
+        settings.append("training.sampler_options={subsets='number', spacing=2}")
     command = COMMAND
     if name != "file":
         command = command.replace(
@@ -218,7 +220,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
             'import rllm_samplers; manager.register(rllm_samplers, "samplers")',
         )
     kept = ("algorithm.filter_uniform_groups=true", "algorithm.refill_filtered_groups=false")
-    more = [argument for override in (setting, *kept) for argument in ("-o", override)]
+    more = [argument for override in (*settings, *kept) for argument in ("-o", override)]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     _, err = (process := start(whole, *more, command=command)).communicate(timeout=600)
     assert process.returncode == 0, err

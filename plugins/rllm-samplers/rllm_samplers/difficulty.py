@@ -1,22 +1,26 @@
 """``difficulty``: prefers tasks that are neither always nor never solved.
 
-A task without a result is ``new``. The others are in five classes by their *share*, how much of their rollouts solved
-them lately: ``unsolved``, ``hard``, ``medium``, ``easy`` and ``solved``. Half of the share is that of the last group, a
-quarter that of the group before, and so on: one lucky group does not put a task away. Each draw first chooses a class
-and then takes the task of it that has waited longest. No task comes again before ``spacing`` other draws, as long as
-there is another: a policy that sees few tasks over and over learns them by heart.
+A task without a result is ``new``; with named subsets, those of each subset are a class of their own, so that what is
+known of a subset goes for its tasks that were never tried. The others are in five classes by their *share*, how much of
+their rollouts solved them lately: ``unsolved``, ``hard``, ``medium``, ``easy`` and ``solved``. Half of the share is
+that of the last group, a quarter that of the group before, and so on: one lucky group does not put a task away.
 
-The class is chosen by discounted Thompson sampling (arXiv 1707.09727) of its *yield*: the share of its groups that came
-back mixed, neither all nor none of whose rollouts solved it. For each class, a yield is drawn from a Beta distribution
-of its recent groups, and the highest wins. Old groups fade, so a class that was not tried for a while is uncertain
-again and gets its turn: that is how tasks that were put away are visited again, more often the more of them have become
-mixed.
+Each draw first chooses a class and then takes the task of it that has waited longest. No task comes again before
+``spacing`` other draws, as long as there is another: a policy that sees few tasks over and over learns them by heart.
+
+The *yield* of a class is the share of its recent groups that came back mixed, neither all nor none of whose rollouts
+solved it; a class without recent groups has the yield 0.5. A class is drawn with a probability in proportion to the
+number of its tasks, those that have rested for long enough, and to the cube of its yield. So most draws of classes that
+teach little are saved, but all that teach are trained: a policy trained on the best class alone neglects the others.
+Old groups fade, so a class that was not tried for a while gets its turn: that is how tasks that were put away are
+visited again, more often the more of them have become mixed.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
@@ -29,10 +33,15 @@ from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Task
+from rllm_samplers.subsets import shown, subsets_of
 
-NEW, UNSOLVED, HARD, MEDIUM, EASY, SOLVED = CLASSES = ("new", "unsolved", "hard", "medium", "easy", "solved")
+NAME = "difficulty"
+NEW, UNSOLVED, HARD, MEDIUM, EASY, SOLVED = "new", "unsolved", "hard", "medium", "easy", "solved"
 UP_TO = {UNSOLVED: 0.1, HARD: 1 / 3, MEDIUM: 2 / 3, EASY: 0.9, SOLVED: 1.0}
 """Largest share of each class."""
+SHARPNESS = 3
+MOST_COUNTED = 10_000
+"""New tasks of a class beyond these do not count: of endless ones, none would come twice, however few teach."""
 
 
 class DifficultyOptions(Section):
@@ -43,12 +52,43 @@ class DifficultyOptions(Section):
         description="What decides whether a group is mixed: which of its rollouts are correct (their rewards, if the "
         "workflow does not say), or whether their rewards differ.",
     )
+    subsets: str = Field(
+        default="",
+        description="Key of the tasks' data that names their subset, such as a level or a source: what is known of a "
+        "subset then goes for its new tasks. Empty: the new tasks are one class.",
+    )
     spacing: int = Field(
         default=500, ge=0, description="Least number of draws between two of one task; at most half of the tasks."
     )
     memory: int = Field(
-        default=100, ge=1, description="Number of latest results that the yields of the classes rest on."
+        default=200, ge=1, description="Number of latest results that the yields of the classes rest on."
     )
+
+
+@dataclass
+class _NewTasks:
+    """Tasks without a draw, in random order.
+
+    Attributes:
+        tasks: Number of tasks, with those that are no longer new.
+        order: Their order.
+        positions: Their positions among all tasks; None if they are all tasks.
+        met: Number of those that are no longer new.
+    """
+
+    tasks: int
+    order: TaskStream
+    positions: Sequence[int] | None = None
+    met: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.tasks - self.met
+
+    def take(self) -> int:
+        at = self.order.index(self.met)
+        self.met += 1
+        return at if self.positions is None else self.positions[at]
 
 
 class Difficulty(TaskSampler):
@@ -61,16 +101,31 @@ class Difficulty(TaskSampler):
         """See `TaskSampler.begin`."""
         self._tasks = len(tasks)
         self._seed = seed
-        self._order = TaskStream(tasks, derive_seed(seed, "difficulty", "order"))
+        self._new = self._new_classes(tasks)
+        self._classes = (*self._new, *UP_TO)
         self._drawn = 0
-        self._met = 0  # tasks that are no longer new
         self._spacing = min(self.options.spacing, len(tasks) // 2)
-        # Positions with the number of their last draw, by class
-        self._queues: dict[str, deque[tuple[int, int]]] = {name: deque() for name in UP_TO}
+        self._resting: deque[tuple[int, int]] = deque()  # positions with the number of their last draw
+        self._ready: dict[str, deque[int]] = {name: deque() for name in UP_TO}  # positions by class
         self._shares: dict[int, float] = {}  # by position
         self._waiting: dict[int, tuple[int, str]] = {}  # position and class of a draw without a result, by ordinal
-        self._groups = {name: [0.0, 0.0] for name in CLASSES}  # mixed and other groups by class of the draw, fading
+        # Mixed and other groups by class of the draw, fading
+        self._groups = {name: [0.0, 0.0] for name in self._classes}
         self._rewards: list[float] = []  # lowest and highest so far
+
+    def _new_classes(self, tasks: Sequence[Task]) -> dict[str, _NewTasks]:
+        seed = derive_seed(self._seed, NAME, "order")
+        if not self.options.subsets:
+            return {NEW: _NewTasks(len(tasks), TaskStream(tasks, seed))}
+        found = subsets_of(tasks, self.options.subsets, "training.sampler_options.subsets")
+        return {
+            f"{NEW}/{subset}": _NewTasks(
+                len(positions),
+                TaskStream([tasks[position] for position in positions], derive_seed(seed, subset)),
+                positions,
+            )
+            for subset, positions in found.items()
+        }
 
     # ----------------------------------------------------------------------------------------------------------------
     # Draws
@@ -80,32 +135,28 @@ class Difficulty(TaskSampler):
         return [self._next() for _ in range(n)]
 
     def _next(self) -> int:
-        rng = np.random.default_rng(derive_seed(self._seed, "difficulty", self._drawn))
-        able = [name for name in CLASSES if self._is_ready(name)] or [name for name in CLASSES if self._size(name)]
-        drawn = {name: rng.beta(1 + self._groups[name][0], 1 + self._groups[name][1]) for name in able}
-        if able:
-            chosen = max(able, key=lambda name: drawn[name])
-            position = self._take(chosen)
-        else:  # every task has a draw without a result
-            chosen, position = MEDIUM, int(rng.integers(self._tasks))
+        rng = np.random.default_rng(derive_seed(self._seed, NAME, self._drawn))
+        while self._resting and self._drawn - self._resting[0][1] > self._spacing:
+            position = self._resting.popleft()[0]
+            self._ready[self._class_of(position)].append(position)
+        weights = np.array([self._left(name) * self._yield(name) ** SHARPNESS for name in self._classes])
+        if weights.any():
+            chosen = self._classes[int(rng.choice(len(weights), p=weights / weights.sum()))]
+            position = self._new[chosen].take() if chosen in self._new else self._ready[chosen].popleft()
+        else:
+            # Too few tasks to rest, or all have a draw without a result
+            position = self._resting.popleft()[0] if self._resting else int(rng.integers(self._tasks))
+            chosen = self._class_of(position)
         self._waiting[self._drawn] = position, chosen
         self._drawn += 1
         return position
 
-    def _size(self, name: str) -> int:
-        return self._tasks - self._met if name == NEW else len(self._queues[name])
+    def _left(self, name: str) -> int:
+        return min(self._new[name].left, MOST_COUNTED) if name in self._new else len(self._ready[name])
 
-    def _is_ready(self, name: str) -> bool:
-        """Whether the first task of a class has waited long enough."""
-        if name == NEW:
-            return self._size(NEW) > 0
-        return bool(self._queues[name]) and self._drawn - self._queues[name][0][1] > self._spacing
-
-    def _take(self, name: str) -> int:
-        if name != NEW:
-            return self._queues[name].popleft()[0]
-        self._met += 1
-        return self._order.index(self._met - 1)
+    def _yield(self, name: str) -> float:
+        mixed, other = self._groups[name]
+        return (mixed + 1) / (mixed + other + 2)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Results
@@ -124,7 +175,7 @@ class Difficulty(TaskSampler):
             self._groups[drawn_as][not is_mixed] += 1
             self._shares[position] = (share + self._shares.get(position, share)) / 2
         if all(position != other for other, _ in self._waiting.values()):
-            self._queues[self._class_of(position)].append((position, result.ordinal))
+            self._resting.append((position, result.ordinal))
 
     def _class_of(self, position: int) -> str:
         share = self._shares.get(position, 0.5)
@@ -145,7 +196,8 @@ class Difficulty(TaskSampler):
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""
-        sizes = {f"{name}_tasks": float(self._size(name)) for name in UP_TO}
+        resting = Counter(self._class_of(position) for position, _ in self._resting)
+        sizes = {f"{name}_tasks": float(resting[name] + len(self._ready[name])) for name in UP_TO}
         totals = {name: sum(counts) for name, counts in self._groups.items()}
         yields = {f"{name}_yield": self._groups[name][0] / total for name, total in totals.items() if total > 0}
         return sizes | yields
@@ -158,8 +210,9 @@ class Difficulty(TaskSampler):
         return {
             "tasks": self._tasks,
             "drawn": self._drawn,
-            "met": self._met,
-            "queues": {name: list(map(list, queue)) for name, queue in self._queues.items()},
+            "met": {name: new.met for name, new in self._new.items()},
+            "resting": list(map(list, self._resting)),
+            "ready": {name: list(positions) for name, positions in self._ready.items()},
             "shares": {str(position): share for position, share in self._shares.items()},
             "waiting": {str(ordinal): list(draw) for ordinal, draw in self._waiting.items()},
             "groups": {name: list(counts) for name, counts in self._groups.items()},
@@ -170,13 +223,20 @@ class Difficulty(TaskSampler):
         """See `TaskSampler.load_state_dict`."""
         if state["tasks"] != self._tasks:
             raise ConfigError(
-                f"training.sampler = 'difficulty': the checkpoint is of {state['tasks']} training tasks, but there are "
+                f"training.sampler = {NAME!r}: the checkpoint is of {state['tasks']} training tasks, but there are "
                 f"{self._tasks}; resume with the same tasks, or start a new run from its weights with --init-from"
             )
-        self._drawn, self._met = state["drawn"], state["met"]
-        self._queues = {
-            name: deque((position, ordinal) for position, ordinal in queue) for name, queue in state["queues"].items()
-        }
+        if state["met"].keys() != self._new.keys():
+            raise ConfigError(
+                f"training.sampler = {NAME!r}: the checkpoint has new tasks in {shown(list(state['met']))}, but the "
+                f"run file in {shown(list(self._new))}; resume with the same tasks and the same "
+                "training.sampler_options.subsets"
+            )
+        for name, met in state["met"].items():
+            self._new[name].met = met
+        self._drawn = state["drawn"]
+        self._resting = deque((position, ordinal) for position, ordinal in state["resting"])
+        self._ready = {name: deque(positions) for name, positions in state["ready"].items()}
         self._shares = {int(position): share for position, share in state["shares"].items()}
         self._waiting = {int(ordinal): (position, name) for ordinal, (position, name) in state["waiting"].items()}
         self._groups = {name: list(counts) for name, counts in state["groups"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -21,7 +22,8 @@ class MixtureOptions(Section):
 
     by: str = Field(default="subset", min_length=1, description="Key of the tasks' data that names their subset.")
     weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
-        min_length=1, description="Weight of each subset by its name. 0 leaves a subset out."
+        default_factory=dict,
+        description="Weight of each subset by its name, such as { easy = 1, hard = 2 }. Needed; 0 leaves a subset out.",
     )
 
 
@@ -38,6 +40,12 @@ class Mixture(TaskSampler):
         """See `TaskSampler.begin`."""
         where = "training.sampler_options"
         found, weights = subsets_of(tasks, self.options.by, f"{where}.by"), self.options.weights
+        if not weights:
+            example = shown([f"{json.dumps(name)} = 1" for name in found])
+            raise ConfigError(
+                f"{where}.weights is missing: sampler {NAME!r} needs a number of at least 0 for each subset of the "
+                f"tasks, here {shown(list(found))}; write for example {where} = {{ weights = {{ {example} }} }}"
+            )
         missing, unknown = (
             [name for name in found if name not in weights],
             [name for name in weights if name not in found],

@@ -42,6 +42,7 @@ class TestStages(TaskSamplerContract):
     [
         (Difficulty, {"by": "rewards", "spacing": 3, "memory": 5}),
         (Difficulty, {"spacing": 0}),
+        (Difficulty, {"subsets": "subset", "memory": 10}),
         (Mixture, {"by": "number", "weights": {str(number): number for number in range(40)}}),
         (Stages, {"stages": STAGES[:1] + STAGES[2:]}),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from rllm_samplers.difficulty import UP_TO, Difficulty
@@ -21,9 +21,11 @@ def result(ordinal: int, position: int, solved: float | None, rewards: tuple[flo
     return GroupResult(ordinal, position, "trained", "trained", solved, rewards, weight_version=0, step=1)
 
 
-def played(sampler: Difficulty, solve: Solve, draws: int, *, tasks: int = 200, window: int = 8) -> list[int]:
+def played(
+    sampler: Difficulty, solve: Solve, draws: int, *, tasks: int | Sequence[Task] = 200, window: int = 8
+) -> list[int]:
     """Plays windows of draws in a synchronous run, in which ``solve`` gives the solved share of a draw."""
-    sampler.begin(some_tasks(tasks), seed=3)
+    sampler.begin(some_tasks(tasks) if isinstance(tasks, int) else tasks, seed=3)
     drawn: list[int] = []
     while len(drawn) < draws:
         positions = sampler.next(window)
@@ -112,6 +114,40 @@ def test_one_group_does_not_put_a_known_task_away() -> None:
         classes += [name for name in UP_TO if metrics[f"{name}_tasks"]]
     assert classes == ["medium", "easy", "easy", "solved", "medium", "hard", "hard", "unsolved"]
     assert sampler.metrics()["solved_yield"] < sampler.metrics()["new_yield"] == 1.0
+
+
+def test_what_is_known_of_a_subset_goes_for_its_new_tasks() -> None:
+    """A tenth of the subsets teaches; no task comes twice, so nothing is known of the tasks themselves."""
+    tasks = [Task(task_id=str(number), data={"level": number % 10}) for number in range(5000)]
+    shares = {}
+    for subsets in ("level", ""):
+        sampler = Difficulty({"subsets": subsets})
+        drawn = played(sampler, lambda task, ordinal: 0.5 if task % 10 == 3 else 0.0, 480, tasks=tasks)
+        assert len(set(drawn)) == len(drawn)
+        shares[subsets] = sum(task % 10 == 3 for task in drawn[160:]) / len(drawn[160:])
+        assert {task % 10 for task in drawn[160:]} == set(range(10)), "the others are still tried"
+    assert shares["level"] > 0.7, shares
+    assert shares[""] < 0.2, shares
+
+
+def test_endless_tasks_that_do_not_teach_give_way_to_known_ones() -> None:
+    lazy = LazyTasks(lambda number: Task(task_id=str(number)))
+    drawn = played(Difficulty({"spacing": 20}), lambda task, ordinal: float(task % 20 == 0) / 2, 6000, tasks=lazy)
+    again = drawn[5000:]
+    assert 0.1 < sum(task in set(drawn[:5000]) for task in again) / len(again) < 0.95
+
+
+def test_a_checkpoint_of_other_subsets_is_refused() -> None:
+    sampler, other = Difficulty({"subsets": "subset"}), Difficulty()
+    for one in (sampler, other):
+        one.begin(some_tasks(4), seed=0)
+    with pytest.raises(ConfigError, match=r"has new tasks in new/a, new/b, but the run file in new;.*sampler_options"):
+        other.load_state_dict(sampler.state_dict())
+
+
+def test_a_key_that_tasks_lack_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sampler_options\.subsets = 'level': task .* has no such key"):
+        Difficulty({"subsets": "level"}).begin(some_tasks(4), seed=0)
 
 
 def test_a_checkpoint_of_other_tasks_is_refused() -> None:

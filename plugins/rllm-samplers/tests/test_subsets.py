@@ -83,7 +83,12 @@ def test_a_stage_ends_when_enough_of_its_own_groups_are_solved() -> None:
 @pytest.mark.parametrize(
     ("sampler", "options", "message"),
     [
-        (Mixture, {}, "weights"),
+        (
+            Mixture,
+            {},
+            "weights is missing: .* number of at least 0 for each subset of the tasks, here a, b, rare; write",
+        ),
+        (Mixture, {"weights": {}}, r'sampler_options = \{ weights = \{ "a" = 1, "b" = 1, "rare" = 1 \} \}$'),
         (Mixture, {"weights": {"a": 1, "b": 1}}, "weights lacks subset 'rare'; give it a weight, or 0 to leave it out"),
         (Mixture, {"weights": {"c": 1}}, "has 'c'; the subsets of the tasks are a, b, rare"),
         (Mixture, {"weights": {"a": 0, "b": 0, "rare": 0}}, "are all 0; give a subset a positive weight"),
