@@ -210,8 +210,13 @@ class FusedDecoder:
         self._grow_rotations(tokens)
         self._allocate(rows)
         per_chunk = max(1, PREFILL_TOKENS // tokens)
-        chunks = [slice(start, start + per_chunk) for start in range(0, rows, per_chunk)]
-        return torch.cat([self._prefill_chunk(prompts[chunk], chunk, count) for chunk in chunks])
+        if per_chunk >= rows:
+            return self._prefill_chunk(prompts, slice(0, rows), count)
+        logits = torch.empty(rows, count, len(self._head), device=prompts.device)
+        for start in range(0, rows, per_chunk):
+            chunk = slice(start, start + per_chunk)
+            logits[chunk] = self._prefill_chunk(prompts[chunk], chunk, count)
+        return logits
 
     def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape

@@ -18,7 +18,9 @@ CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
 # its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
 # exponentials; under autocast also the bfloat16 numbers that they come from.
 TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
-# Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
+# Logits and probabilities in float32, and their sums in float64: see `rllm_local.drawing`. With a large vocabulary, all
+# happens in the memory of the logits.
+LARGE_VOCABULARY = 2**14
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
 # The fused decoder doubles its cache when it is full, and copies the old one.
 CACHE_COPIES = 3
@@ -161,11 +163,14 @@ def _sampling(
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
     is_fused = model_type in FUSED_MODEL_TYPES
     tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
+    per_logit = SAMPLING_BYTES_PER_LOGIT
+    if shape.vocabulary >= LARGE_VOCABULARY:
+        per_logit = FLOAT32 + (0 if local.dtype == "float32" else BFLOAT16)
     # Transformers rotates keys in the precision of the weights.
     cache = shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32)
     return [
         ("cache", cache if most is None else min(cache, most)),
-        ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
+        ("logits", shape.logits_bytes(rows, per_logit)),
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
-from rllm_local import fused, memory
+from rllm_local import drawing, fused, memory
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.fused import FusedDecoder
@@ -250,8 +250,13 @@ def test_the_copy_for_sampling_is_as_large_as_predicted(
     assert grown < (1 + WITHIN) * published + (0 if shares else 4 * 4 * shape_of(model_type).layer_parameters)
 
 
+@pytest.mark.parametrize("is_large", [False, True], ids=["small vocabulary", "large vocabulary"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(model_type: str) -> None:
+def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(
+    model_type: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (memory, drawing):
+        monkeypatch.setattr(module, "LARGE_VOCABULARY", 0 if is_large else 2**14)
     rows, prompt, tokens = 32, 1, 64
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
     shape = shape_of(model_type)
