@@ -129,7 +129,7 @@ def _token_in_blocks(weights: torch.Tensor, sums: torch.Tensor, uniform: torch.T
     columns.clamp_(max=weights.shape[1] - 1)
     within = weights.gather(1, columns.flatten(1)).view(columns.shape) * inside
     reached = within.cumsum(-1, dtype=torch.float64)
-    # Sums in float32 and in float64 differ, so the share may be 1; the last weight above zero has that share, too.
+    # Cumulative sums of a GPU are not added one by one, so the share may be 1.
     place = torch.searchsorted(reached, (share[:, :, None] * reached[:, :, -1:]), right=True)[:, :, 0]
     last = torch.searchsorted(reached, reached[:, :, -1:].contiguous(), right=False)[:, :, 0]
     return columns.gather(2, torch.minimum(place, last)[:, :, None])[:, :, 0]

@@ -22,8 +22,11 @@ TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
 # happens in the memory of the logits.
 LARGE_VOCABULARY = 2**14
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
-# The fused decoder doubles its cache when it is full, and copies the old one.
-CACHE_COPIES = 3
+# The fused decoder grows a cache by these positions, one tensor at a time. One that still fits in a kept block doubles
+# instead, between two such blocks; see `rllm_local.cache`.
+CACHE_STEP_POSITIONS = 128
+KEPT_BLOCK_BYTES = 64 * 2**20
+SMALL_CACHE_COPIES = 3
 CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
 
 TRAINING_ADVICE = (
@@ -48,6 +51,23 @@ def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
     if local.max_cache_gb:
         return int(local.max_cache_gb * 10**9)
     return None if gpu_bytes is None else gpu_bytes // 4
+
+
+def cache_copies(layers: int) -> float:
+    """Returns the copies of a cache that grows by one tensor at a time: the keys or values of one layer exist twice."""
+    return 1 + 1 / (2 * layers)
+
+
+def max_cache_positions(most_bytes: int, position_bytes: int, layers: int) -> int:
+    """Returns how many positions of all sequences, free ones too, a cache may have.
+
+    Args:
+        most_bytes: Largest cache, including copies.
+        position_bytes: Keys and values of one position in all layers.
+        layers: Number of layers.
+    """
+    copies = SMALL_CACHE_COPIES if most_bytes < SMALL_CACHE_COPIES * KEPT_BLOCK_BYTES else cache_copies(layers)
+    return max(1, int(most_bytes / (copies * position_bytes)))
 
 
 def estimate(
@@ -161,13 +181,17 @@ def _sampling(
     training = config.training
     at_once = max(config.window_quota * training.rollouts_per_group, training.validation_rollouts)
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
-    is_fused = model_type in FUSED_MODEL_TYPES
-    tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
     per_logit = SAMPLING_BYTES_PER_LOGIT
     if shape.vocabulary >= LARGE_VOCABULARY:
         per_logit = FLOAT32 + (0 if local.dtype == "float32" else BFLOAT16)
     # Transformers rotates keys in the precision of the weights.
-    cache = shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32)
+    is_fused = model_type in FUSED_MODEL_TYPES
+    size = BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32
+    used = shape.cache_bytes(rows * config.rollout.max_response_tokens, size)
+    grown = shape.cache_bytes(rows * (config.rollout.max_response_tokens + CACHE_STEP_POSITIONS), size)
+    cache = int((grown if is_fused else used) * cache_copies(shape.layers))
+    if is_fused:
+        cache = max(cache, min(SMALL_CACHE_COPIES * used, 2 * KEPT_BLOCK_BYTES))
     return [
         ("cache", cache if most is None else min(cache, most)),
         ("logits", shape.logits_bytes(rows, per_logit)),

@@ -133,3 +133,16 @@ def test_no_second_row_of_the_vocabulary_is_needed(options: dict[str, float]) ->
     with live:
         Rows(params_of(rows, **options), CPU).sample(logits, uniform)
     assert live.peak_bytes["all"] < 0.1 * logits.numel() * 4 + rows * BLOCK_TOKENS * 100
+
+
+def test_a_number_right_below_a_boundary_gives_a_token_before_it() -> None:
+    logits = logits_of(2000, 16_384, 1.0)
+    logits[:, :BLOCK_TOKENS] += 5.0  # so that the rounding of the sum of the row is that of the block
+    logits[:, BLOCK_TOKENS - 9 : BLOCK_TOKENS] = -torch.inf  # so that the last token of the block cannot be sampled
+    cumulative = drawing._block_sums((logits - logits.amax(-1, keepdim=True)).exp()).cumsum(-1, dtype=torch.float64)
+    uniform = cumulative[:, :1] / cumulative[:, -1:]
+    while (uniform * cumulative[:, -1:] >= cumulative[:, :1]).any():
+        below = torch.nextafter(uniform, torch.zeros_like(uniform))
+        uniform = torch.where(uniform * cumulative[:, -1:] >= cumulative[:, :1], below, uniform)
+    token, _ = Rows(params_of(2000), CPU).sample(logits, uniform)
+    assert (token == BLOCK_TOKENS - 10).all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
-from rllm_local import drawing, fused, memory
+from rllm_local import cache, drawing, fused, memory
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.fused import FusedDecoder
@@ -213,7 +213,9 @@ def test_the_cache_is_limited() -> None:
     model = AutoModelForCausalLM.from_config(config_of("llama"))
     assert max_cache_positions(model, LocalConfig(device="cpu")) is None
     most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=0.001))
-    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))
+    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))  # a small cache doubles
+    most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=1))
+    assert most_positions == int(10**9 / (shape.cache_bytes(1, 4) * (1 + 1 / (2 * shape.layers))))
 
 
 @pytest.mark.parametrize("folded_numbers", [2**22, 0], ids=["small heads", "large heads"])
@@ -272,7 +274,38 @@ def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(
     device = estimate(config, section, shape, model_type, on_gpu=False, capacity=10**12).devices[0]
     found = {use.what: use.size_bytes for use in device.uses if use.phase == "generation"}
     assert found["logits"] == pytest.approx(live.peak_bytes["logits"], rel=0.3)
-    assert decoder._cache.untyped_storage().nbytes() <= found["cache"] <= 3 * decoder._cache.untyped_storage().nbytes()
+    size = allocated([*decoder._cache.keys, *decoder._cache.values])
+    assert size <= found["cache"] <= 3 * size
+
+
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_a_large_cache_is_never_there_twice(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, cache):
+        monkeypatch.setattr(module, "KEPT_BLOCK_BYTES", 0)
+        monkeypatch.setattr(module, "CACHE_STEP_POSITIONS", 16)
+    rows, tokens, shape = 32, 100, shape_of(model_type)
+    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    decoder = FusedDecoder(model, torch.float32)
+
+    def kind_of(tensor: torch.Tensor) -> str:
+        return "cache" if tensor.dim() == 4 and tensor.shape[1::2] == (shape.kv_heads, shape.head_dim) else "other"
+
+    live = Allocations(kind_of)
+    params = SamplingParams(max_response_tokens=tokens)
+    requests = [Request(np.full(1, row, np.int32), params, range(8 * row, 8 * row + 8)) for row in range(rows // 8)]
+    with live:
+        generate(decoder, requests, torch.device("cpu"))
+    config = run_file()
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_response_tokens": tokens})})
+    device = estimate(config, LocalConfig(max_batch_rows=rows), shape, model_type, on_gpu=False, capacity=1).devices[0]
+    [found] = [use.size_bytes for use in device.uses if use.what == "cache"]
+    assert found == pytest.approx(live.peak_bytes["cache"], rel=WITHIN)
+    assert found < 1.4 * shape.cache_bytes(rows * tokens, 4)
+    # As many rows as the limit of the cache allows stay within it.
+    most = memory.max_cache_positions(found, shape.cache_bytes(1, 4), shape.layers)
+    assert most == pytest.approx(rows * (tokens + 16), abs=rows)
+    decoder.release()
+    assert not decoder._cache.keys
 
 
 def run_with(folder: Path, *overrides: str) -> Any:
