@@ -10,7 +10,9 @@ from rllm_local.config import LocalConfig
 
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.fused.FusedDecoder` knows
 FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
+GPU_BATCH_TOKENS = 8192
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
+BATCH_TOKENS_STEP = 256
 # Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
 # adds to the gradient of the whole head after each chunk, so few chunks are better.
 CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
@@ -33,6 +35,7 @@ TRAINING_ADVICE = (
     "lower local.max_batch_tokens, set local.gradient_checkpointing = 'on' or local.dtype = 'bfloat16', or train "
     "adapters ([local.lora])"
 )
+REMARKS = ("prompts in the cache, and unused parts of memory blocks",)
 SAMPLING_ADVICE = "lower local.max_batch_rows, local.max_cache_gb or rollout.max_response_tokens"
 
 
@@ -70,8 +73,51 @@ def max_cache_positions(most_bytes: int, position_bytes: int, layers: int) -> in
     return max(1, int(most_bytes / (copies * position_bytes)))
 
 
+def most_batch_tokens(local: LocalConfig, *, on_gpu: bool) -> int:
+    """Returns the positions per forward-backward pass that a run wants."""
+    most = local.max_batch_tokens or GPU_BATCH_TOKENS
+    return most if on_gpu else min(most, CPU_BATCH_TOKENS)
+
+
+def lowered(tokens: int) -> str:
+    """Returns the line about a default that memory has lowered."""
+    return f"local.max_batch_tokens = {tokens}, because training with more does not fit in memory"
+
+
+def fitting_batch_tokens(
+    config: RunConfig,
+    local: LocalConfig,
+    shape: TransformerShape,
+    model_type: str,
+    *,
+    on_gpu: bool,
+    capacity: int,
+    free: int,
+) -> int:
+    """Returns the positions per pass: ``local.max_batch_tokens``, or without it the most with which training fits.
+
+    Takes the arguments of `estimate`. If nothing fits, returns the fewest, which `estimate` then shows not to fit.
+    """
+    most = most_batch_tokens(local, on_gpu=on_gpu)
+    if local.max_batch_tokens:
+        return most
+    for tokens in range(most, BATCH_TOKENS_STEP, -BATCH_TOKENS_STEP):
+        tried = local.model_copy(update={"max_batch_tokens": tokens})
+        [device] = estimate(config, tried, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free).devices
+        if all(device.total_bytes(phase) <= free for phase in device.phases if "training" in phase):
+            return tokens
+    return BATCH_TOKENS_STEP
+
+
 def estimate(
-    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, *, on_gpu: bool, capacity: int
+    config: RunConfig,
+    local: LocalConfig,
+    shape: TransformerShape,
+    model_type: str,
+    *,
+    on_gpu: bool,
+    capacity: int,
+    free: int | None = None,
 ) -> MemoryEstimate:
     """Returns the memory of a run's one device.
 
@@ -82,7 +128,12 @@ def estimate(
         model_type: Architecture, as in ``config.json``.
         on_gpu: Whether the device is a GPU.
         capacity: Memory of the device in bytes.
+        free: What other processes leave of it; None for all of it.
     """
+    free = capacity if free is None else free
+    tokens = fitting_batch_tokens(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free)
+    chosen = (lowered(tokens),) if tokens < most_batch_tokens(local, on_gpu=on_gpu) else ()
+    local = local.model_copy(update={"max_batch_tokens": tokens})
     local = local.resolved(on_gpu=on_gpu)
     always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
     training = _training(config, local, shape, on_gpu=on_gpu)
@@ -104,8 +155,8 @@ def estimate(
         for what, size in parts
         if size
     )
-    device = Device(name="GPU" if on_gpu else "CPU", count=1, capacity_bytes=capacity, uses=uses, advice=advice)
-    return MemoryEstimate(devices=(device,), remarks=("prompts in the cache, and unused parts of memory blocks",))
+    device = Device(name="GPU" if on_gpu else "CPU", count=1, capacity_bytes=free, uses=uses, advice=advice)
+    return MemoryEstimate(devices=(device,), chosen=chosen, remarks=REMARKS)
 
 
 Parts = list[tuple[str, int]]
@@ -157,8 +208,7 @@ def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerSh
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:
     """One forward-backward pass, with the gradient of the largest weight before it is added."""
-    most = local.max_batch_tokens if on_gpu else min(local.max_batch_tokens, CPU_BATCH_TOKENS)
-    tokens = max(most, config.rollout.max_response_tokens)
+    tokens = max(local.max_batch_tokens, config.rollout.max_response_tokens)
     steps = config.training.steps
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
-from rllm_local import cache, drawing, fused, memory
+from rllm_local import cache, drawing, fused, memory, preflight
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.fused import FusedDecoder
@@ -27,7 +28,7 @@ from rllm_core.builtin.losses import PPOClip
 from rllm_core.cli import Session, cli
 from rllm_core.config import OptimizerConfig, RunConfig
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.memory.transformer import TransformerShape
+from rllm_core.memory.transformer import TransformerShape, shape_in
 from rllm_core.plugins import PluginManager
 from rllm_core.types import SamplingParams, TrainingSample
 
@@ -346,6 +347,61 @@ def test_a_dry_run_prints_what_fits_and_refuses_what_does_not(tmp_path: Path) ->
         CliRunner().invoke(cli, [*arguments, "--device-memory", "10GB"], obj=Session(), catch_exceptions=False)
     with pytest.raises(ConfigError, match="not a size of memory; write for example 80GB"):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "80 apples"], obj=Session(), catch_exceptions=False)
+
+
+def qwen(folder: Path) -> TransformerShape:
+    shape = shape_in(described(folder))
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize(("on_gpu", "gigabytes", "most"), [(True, 80, 8192), (False, 80, 4096)])
+def test_training_takes_as_many_tokens_as_fit(tmp_path: Path, on_gpu: bool, gigabytes: int, most: int) -> None:
+    shape, local, config = qwen(tmp_path), LocalConfig(max_batch_rows=8), run_file()
+
+    def tokens(free: float, section: LocalConfig = local) -> int:
+        sizes = {"on_gpu": on_gpu, "capacity": gigabytes * 10**9, "free": int(free * 10**9)}
+        found = memory.fitting_batch_tokens(config, section, shape, "qwen2", **sizes)  # type: ignore[arg-type]
+        expected = (memory.lowered(found),) if found < min(most, section.max_batch_tokens or most) else ()
+        device = estimate(config, section, shape, "qwen2", **sizes)  # type: ignore[arg-type]
+        assert device.chosen == expected
+        if expected and found > memory.BATCH_TOKENS_STEP:
+            assert device.problem() is None
+            more = section.model_copy(update={"max_batch_tokens": found + memory.BATCH_TOKENS_STEP})
+            refused = estimate(config, more, shape, "qwen2", **sizes).problem()  # type: ignore[arg-type]
+            assert "during training" in (refused or "")
+        return found
+
+    assert tokens(gigabytes) == most
+    few = 14
+    assert memory.BATCH_TOKENS_STEP < tokens(few) < most
+    assert tokens(1) == memory.BATCH_TOKENS_STEP  # which does not fit either
+    assert tokens(few, LocalConfig(max_batch_rows=8, max_batch_tokens=most)) == most  # refused, but never changed
+
+
+def test_a_dry_run_says_that_memory_makes_passes_small(tmp_path: Path) -> None:
+    arguments = run_with(described(tmp_path), "local.max_batch_rows=8", "rollout.max_response_tokens=64")
+    done = CliRunner().invoke(cli, [*arguments, "--device-memory", "14GB"], obj=Session(), catch_exceptions=False)
+    [line] = json.loads(done.stdout)["memory"]["chosen"]
+    assert re.fullmatch(r"local.max_batch_tokens = \d+, because training with more does not fit in memory", line)
+    text = [argument for argument in arguments if argument != "--json"]
+    done = CliRunner().invoke(cli, [*text, "--device-memory", "14GB"], obj=Session(), catch_exceptions=False)
+    assert f"#   chosen: {line}" in done.stdout.splitlines()
+
+
+async def test_a_run_trains_with_the_tokens_that_fit(
+    tmp_path: Path, run_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    shape = qwen(tmp_path)
+    monkeypatch.setattr(TransformerShape, "of", lambda _: shape)
+    for free, tokens, warnings in ((10**12, 4096, 0), (10**9, 256, 1)):
+        monkeypatch.setattr(preflight, "device_bytes", lambda _, free=free: (free, free))
+        backend = LocalBackend(run_config(), PluginManager.from_environment())
+        await backend.init_rollout_engine(None)  # type: ignore[arg-type]
+        assert backend._allocated().max_batch_tokens == tokens
+        await backend.shutdown()
+        assert len(caplog.records) == warnings
+    assert caplog.records[0].message == memory.lowered(256)
 
 
 async def test_a_run_that_is_out_of_memory_says_what_to_change(run_config: Any) -> None:
