@@ -74,6 +74,7 @@ PARTS = (
     Part("precisions", 1, 240, ("test_trainers.py", "-k", "precisions"), "attention and autocast"),
     Part("memory", 1, 180, ("test_trainers.py", "-k", "dry_run"), "formulas of docs/memory.md"),
     Part("local", 1, 180, ("test_whole_runs.py", "-k", "local"), "backend local on CUDA"),
+    Part("local-parts", 1, 180, ("test_local.py",), "its head, sampler, cache, stream and memory on CUDA"),
     Part("ranks", 8, 300, ("test_trainers.py", "-k", "many_devices and eight_ranks"), "FSDP2 over NCCL"),
     Part("sequences", 8, 300, ("test_trainers.py", "-k", "many_devices and sequence_parallel"), "Ulysses"),
     Part("tight-sync", 8, 600, ("test_separated.py", "-k", "first_sync"), "memory of the first separated sync"),

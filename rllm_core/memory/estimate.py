@@ -66,10 +66,12 @@ class MemoryEstimate:
     Attributes:
         devices: One entry per kind of device.
         remarks: What the numbers leave out, one line each.
+        chosen: Settings that the backend has chosen so that the run fits, one line each.
     """
 
     devices: tuple[Device, ...]
     remarks: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
         """Returns in one line which phase does not fit where, and what to change; None if everything fits."""
@@ -91,6 +93,7 @@ class MemoryEstimate:
             size = "" if device.capacity_bytes is None else f", each with {gigabytes(device.capacity_bytes)} GB"
             found.append(f"memory of {device.count} x {device.name}{size}")
             found += [f"  {phase}: {device.line(phase)}" for phase in device.phases]
+        found += [f"  chosen: {line}" for line in self.chosen]
         return found + [f"  not counted: {remark}" for remark in self.remarks]
 
     def to_json(self) -> dict[str, object]:
@@ -109,6 +112,7 @@ class MemoryEstimate:
                 for device in self.devices
             ],
             "remarks": list(self.remarks),
+            "chosen": list(self.chosen),
         }
 
 

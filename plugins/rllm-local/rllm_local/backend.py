@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -31,14 +29,13 @@ from rllm_core.backend import (
 from rllm_core.config import ConfigError, RunConfig
 from rllm_core.errors import RunError
 from rllm_core.memory import MemoryEstimate
-from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
-from rllm_local import checkpoint
+from rllm_local import checkpoint, preflight
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
-from rllm_local.memory import advice, estimate
+from rllm_local.memory import advice
 from rllm_local.model import (
     TorchSettings,
     autocast_dtype,
@@ -89,6 +86,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._reference: Trainer | None = None
         self._initial: Path | None = None  # weights of another run that this one starts from
         self._initial_adapters: list[torch.Tensor] = []
+        self._batch_tokens = 0
 
     @classmethod
     def capabilities(cls, config: RunConfig) -> Capabilities:
@@ -133,21 +131,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
     def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
         """See `BackendProtocol.memory`."""
-        path = Path(self.config.model.path)
-        if not self.config.model.path:
-            return "memory: the starter model needs a few MB"
-        if not (path / CONFIG_FILE).is_file():
-            return f"memory: model.path = {str(path)!r} is not downloaded yet, and its shape is unknown"
-        described = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        model_type = described.get("model_type", "")
-        shape = TransformerShape.of(described)
-        if shape is None:
-            return f"memory: there are no formulas for models of type {model_type!r}"
-        device = device_of(self.local)
-        on_gpu = device.type == "cuda"
-        if device_bytes is None:
-            device_bytes = torch.cuda.get_device_properties(device).total_memory if on_gpu else _host_bytes()
-        return estimate(self.config, self.local, shape, model_type, on_gpu=on_gpu, capacity=device_bytes)
+        return preflight.estimated_memory(self.config, self.local, device_bytes)
 
     def model_path(self) -> str:
         """Returns ``model.path``, or the starter model, which is made on first use."""
@@ -168,7 +152,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
     def _allocate(self, parser: BaseParser) -> LocalEngine:
         self._settings_before = TorchSettings.current()
         path = self.model_path()
+        device_bytes = preflight.device_bytes(self.local)
         model = load_model(path, self.local)
+        self._batch_tokens = preflight.batch_tokens(self.config, self.local, model.config.to_dict(), *device_bytes)
         settings = settings_for(model, self.local)
         settings.apply()
         use_matching_attention(model, settings.matmul_precision)
@@ -218,7 +204,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             temperature=self.config.rollout.temperature,
             optimizer_config=self.config.optimizer,
             share_prefixes=self.local.packing == "prefix",
-            max_batch_tokens=self.local.max_batch_tokens,
+            max_batch_tokens=self._batch_tokens,
             autocast_dtype=autocast_dtype(self.local),
             vision=None if self._images is None else Vision(model, self._images),
         )
@@ -371,11 +357,6 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             if (explained := advice(error, training=True)) is not None:
                 raise RunError(explained) from error
             raise
-
-
-def _host_bytes() -> int:
-    """Returns this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @torch.no_grad()

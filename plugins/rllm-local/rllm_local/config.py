@@ -68,8 +68,13 @@ class LocalConfig(Section):
         ),
     ] = "prefix"
     max_batch_tokens: Annotated[
-        int, Field(ge=1, description="Maximum positions per forward-backward pass. Capped at 4096 on the CPU.")
-    ] = 8192
+        int,
+        Field(
+            ge=0,
+            description="Maximum positions per forward-backward pass. Capped at 4096 on the CPU. 0 means 8192 on a GPU "
+            "and 4096 on the CPU, or fewer if training with these does not fit in memory.",
+        ),
+    ] = 0
     gradient_checkpointing: Annotated[
         Literal["auto", "on", "off"],
         Field(

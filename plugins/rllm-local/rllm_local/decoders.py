@@ -41,7 +41,15 @@ class Decoder(Protocol):
         ...
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Reads one more token per row, ``(rows,)``, and returns logits ``(rows, vocabulary)`` in float32."""
+        """Reads one more token per row, ``(rows,)``.
+
+        Returns:
+            Logits ``(rows, vocabulary)`` in float32; the next step may overwrite them.
+        """
+        ...
+
+    def release(self) -> None:
+        """Releases the cache at the end of a batch."""
         ...
 
     def logits(self, prompts: torch.Tensor, padding: torch.Tensor, count: int) -> torch.Tensor:
@@ -165,6 +173,10 @@ class TransformersDecoder:
         self._attention_mask = self._attention_mask[rows]
         if self._behind is not None:
             self._behind = self._behind[rows]
+
+    def release(self) -> None:
+        """See `Decoder`."""
+        self._cache = DynamicCache(config=self._model.config)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""

@@ -28,7 +28,7 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_local.decoders import Decoder
-from rllm_local.memory import advice
+from rllm_local.memory import CACHE_STEP_POSITIONS, advice
 from rllm_local.sampler import Completion, Request, Scoring, generate, score
 from rllm_local.vision import Placement
 
@@ -190,7 +190,7 @@ class LocalEngine(RolloutEngine):
         """Returns how many sequences of a length fit in a batch."""
         if self._max_cache_positions is None or not positions:
             return self._max_batch_rows
-        return max(1, min(self._max_batch_rows, self._max_cache_positions // positions))
+        return max(1, min(self._max_batch_rows, self._max_cache_positions // (positions + CACHE_STEP_POSITIONS)))
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[_Waiting] = []
@@ -231,7 +231,10 @@ class LocalEngine(RolloutEngine):
 
     def _run(self, batch: list[Request | Scoring]) -> list[Any]:
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            return self._run_on_stream(batch)
+            try:
+                return self._run_on_stream(batch)
+            finally:
+                self._decoder.release()
 
     def _run_on_stream(self, batch: list[Request | Scoring]) -> list[Any]:
         with self._lock:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from rllm_core.memory.transformer import FLOAT32
+from rllm_local.cache import Cache
 from rllm_local.decoders import Decoder
-from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES
+from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ FUSED_TOLERANCE = 1e-4
 # Of log-probabilities, as a share of the standard deviation of the logits: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
-KEPT_BLOCK_BYTES = 64 * 2**20
+# For this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
+TRANSPOSED_ROWS, TRANSPOSED_TOKENS = 16, 4096
 
 
 class _Layer(NamedTuple):
@@ -74,14 +76,13 @@ class FusedDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(_inner(model).rotary_emb)
         self._rotations = torch.empty(0)
-        self._blocks = [torch.empty(0), torch.empty(0)]
-        self._cache = torch.empty(0)  # (2 * layers, rows, kv heads, positions, head_dim): keys, values, keys, ...
-        self._keys: Sequence[torch.Tensor] = ()
-        self._values: Sequence[torch.Tensor] = ()
+        self._kept_logits = torch.empty(0)
         self._length = 0
         self._padding: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.use(self.copied(model))
+        device = self._embedding.device
+        self._cache = Cache(config.num_hidden_layers, self._kv_heads, self._head_dim, dtype, device)
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -208,10 +209,15 @@ class FusedDecoder:
             self._bias = torch.zeros(rows, 1, 1, tokens, device=prompts.device, dtype=self._dtype)
             self._bias.masked_fill_(hidden[:, None, None], float("-inf"))
         self._grow_rotations(tokens)
-        self._allocate(rows)
+        self._cache.allocate(rows, tokens)
         per_chunk = max(1, PREFILL_TOKENS // tokens)
-        chunks = [slice(start, start + per_chunk) for start in range(0, rows, per_chunk)]
-        return torch.cat([self._prefill_chunk(prompts[chunk], chunk, count) for chunk in chunks])
+        if per_chunk >= rows:
+            return self._prefill_chunk(prompts, slice(0, rows), count)
+        logits = torch.empty(rows, count, len(self._head), device=prompts.device)
+        for start in range(0, rows, per_chunk):
+            chunk = slice(start, start + per_chunk)
+            logits[chunk] = self._prefill_chunk(prompts[chunk], chunk, count)
+        return logits
 
     def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape
@@ -230,8 +236,8 @@ class FusedDecoder:
             q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
             k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
             v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-            self._keys[index][chunk, :, :tokens] = k
-            self._values[index][chunk, :, :tokens] = v
+            self._cache.keys[index][chunk, :, :tokens] = k
+            self._cache.values[index][chunk, :, :tokens] = v
             if self._dtype == torch.float32:
                 scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
                 scores = scores.view(rows, self._heads, tokens, tokens) + bias
@@ -246,38 +252,19 @@ class FusedDecoder:
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
-        taken = self._cache[:, :, :, : self._length]
-        self._allocate(len(rows))
-        torch.index_select(taken, 1, rows, out=self._cache[:, :, :, : self._length])
+        self._cache.select(rows, self._length)
         if self._padding is not None and self._bias is not None:
             self._padding, self._bias = self._padding[rows], self._bias[rows]
 
-    def _allocate(self, rows: int) -> None:
-        """Allocates a cache with as many free positions as used ones; the old cache stays readable until the next call.
-
-        Small caches alternate between two permanent blocks of memory: C libraries return large blocks to the kernel,
-        and faulting new ones in takes longer than filling them.
-        """
-        room = self._length + max(16, self._length)
-        shape = (2 * len(self._layers), rows, self._kv_heads, room, self._head_dim)
-        numbers, device = math.prod(shape), self._embedding.device
-        if numbers * self._dtype.itemsize > KEPT_BLOCK_BYTES:
-            self._cache = torch.empty(shape, device=device, dtype=self._dtype)
-        else:
-            block = self._blocks.pop(0)
-            if len(block) < numbers:
-                block = torch.empty(numbers * 5 // 4, device=device, dtype=self._dtype)
-            self._blocks.append(block)
-            self._cache = block[:numbers].view(shape)
-        self._keys, self._values = self._cache[::2].unbind(), self._cache[1::2].unbind()
+    def release(self) -> None:
+        """See `Decoder`."""
+        self._cache.release()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         rows, length = len(tokens), self._length
-        if length == self._cache.shape[3]:
-            full = self._cache
-            self._allocate(rows)
-            self._cache[:, :, :, :length] = full
+        if length == self._cache.positions:
+            self._cache.grow()
         self._grow_rotations(length + 1)
         if self._padding is None or self._bias is None:
             rotations = self._rotations[length]
@@ -289,7 +276,7 @@ class FusedDecoder:
         x = self._embedding[tokens].to(self._sum_dtype)
         for index, layer in enumerate(self._layers):
             q, k, v = self._queries_keys_values(x, layer, rotations)
-            keys, values = self._keys[index], self._values[index]
+            keys, values = self._cache.keys[index], self._cache.values[index]
             keys[:, :, length] = k
             values[:, :, length] = v
             q, seen, read = (
@@ -305,7 +292,12 @@ class FusedDecoder:
             else:
                 mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
             x = self._mlp(x, mixed.reshape(rows, -1), layer)
-        return self._logits(x)
+        numbers = rows * len(self._head)
+        if len(self._head) < LARGE_VOCABULARY or numbers * FLOAT32 > KEPT_BLOCK_BYTES or x.is_cuda:
+            return self._logits(x)
+        if len(self._kept_logits) < numbers:
+            self._kept_logits = torch.empty(numbers)
+        return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor
@@ -338,10 +330,24 @@ class FusedDecoder:
         return F.rms_norm(x, x.shape[-1:], None, self._epsilon)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self._head_inputs(x), self._head).float()
+
+    def _head_inputs(self, x: torch.Tensor) -> torch.Tensor:
         normalised = self._normalised(x)
         if self._head_gain is not None:
             normalised = normalised * self._head_gain
-        return F.linear(normalised.to(self._dtype), self._head).float()
+        return normalised.to(self._dtype)
+
+    def _logits_into(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Does the same in memory that exists already: new memory takes as long to fault in as to fill."""
+        inputs = self._head_inputs(x)
+        if self._dtype != torch.float32:
+            return logits.copy_(F.linear(inputs, self._head))
+        if len(x) < TRANSPOSED_ROWS or torch.get_float32_matmul_precision() == "highest":
+            return torch.mm(inputs, self._head.t(), out=logits)
+        for part, into in zip(self._head.split(TRANSPOSED_TOKENS), logits.split(TRANSPOSED_TOKENS, 1), strict=True):
+            into.copy_(torch.mm(part, inputs.t()).t())
+        return logits
 
     def _grow_rotations(self, positions: int) -> None:
         """Extends the table of ``cos + i sin``, ``(positions, head_dim / 2)``, to at least ``positions``."""

@@ -16,6 +16,8 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from rllm_local.memory import chunk_nodes
 
+ADDED_TOKENS = 2**14  # of a gradient in bfloat16, which exists before it is added to one in float32
+
 
 class Chunk(NamedTuple):
     """Nodes ``start`` to ``end``, and the tokens they predict."""
@@ -208,11 +210,17 @@ class _ChunkedHead(torch.autograd.Function):
             if added is not None and added.dtype == narrow.dtype:
                 added.addmm_(narrow.t(), inputs[start:end])
             elif added is not None:
-                added.add_(torch.mm(narrow.t(), inputs[start:end]))
+                _add_product(added, narrow, inputs[start:end])
             del narrow  # before the next chunk needs its memory
         if of_hidden is not None:
             of_hidden = of_hidden.to(ctx.hidden_dtype)
         return of_hidden, of_weight, None, None, None, None, None, None
+
+
+def _add_product(added: torch.Tensor, of_logits: torch.Tensor, inputs: torch.Tensor) -> None:
+    """Adds the gradient of a weight in bfloat16 to one in float32, in parts of the product."""
+    for part, columns in zip(added.split(ADDED_TOKENS), of_logits.split(ADDED_TOKENS, 1), strict=True):
+        part.add_(torch.mm(columns.t(), inputs))
 
 
 def _buffers(chunks: list[Chunk], matrix: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,9 @@ from rllm_local.config import LocalConfig
 
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.fused.FusedDecoder` knows
 FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
+GPU_BATCH_TOKENS = 8192
 CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
+BATCH_TOKENS_STEP = 256
 # Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
 # adds to the gradient of the whole head after each chunk, so few chunks are better.
 CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
@@ -18,16 +20,22 @@ CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
 # its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
 # exponentials; under autocast also the bfloat16 numbers that they come from.
 TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
-# Logits and probabilities in float32, and their sums in float64: see `rllm_local.sampler`.
+# Logits and probabilities in float32, and their sums in float64: see `rllm_local.drawing`. With a large vocabulary, all
+# happens in the memory of the logits.
+LARGE_VOCABULARY = 2**14
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
-# The fused decoder doubles its cache when it is full, and copies the old one.
-CACHE_COPIES = 3
+# The fused decoder grows a cache by these positions, one tensor at a time. One that still fits in a kept block doubles
+# instead, between two such blocks; see `rllm_local.cache`.
+CACHE_STEP_POSITIONS = 128
+KEPT_BLOCK_BYTES = 64 * 2**20
+SMALL_CACHE_COPIES = 3
 CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
 
 TRAINING_ADVICE = (
     "lower local.max_batch_tokens, set local.gradient_checkpointing = 'on' or local.dtype = 'bfloat16', or train "
     "adapters ([local.lora])"
 )
+REMARKS = ("prompts in the cache, and unused parts of memory blocks",)
 SAMPLING_ADVICE = "lower local.max_batch_rows, local.max_cache_gb or rollout.max_response_tokens"
 
 
@@ -48,8 +56,68 @@ def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
     return None if gpu_bytes is None else gpu_bytes // 4
 
 
+def cache_copies(layers: int) -> float:
+    """Returns the copies of a cache that grows by one tensor at a time: the keys or values of one layer exist twice."""
+    return 1 + 1 / (2 * layers)
+
+
+def max_cache_positions(most_bytes: int, position_bytes: int, layers: int) -> int:
+    """Returns how many positions of all sequences, free ones too, a cache may have.
+
+    Args:
+        most_bytes: Largest cache, including copies.
+        position_bytes: Keys and values of one position in all layers.
+        layers: Number of layers.
+    """
+    copies = SMALL_CACHE_COPIES if most_bytes < SMALL_CACHE_COPIES * KEPT_BLOCK_BYTES else cache_copies(layers)
+    return max(1, int(most_bytes / (copies * position_bytes)))
+
+
+def most_batch_tokens(local: LocalConfig, *, on_gpu: bool) -> int:
+    """Returns the positions per forward-backward pass that a run wants."""
+    most = local.max_batch_tokens or GPU_BATCH_TOKENS
+    return most if on_gpu else min(most, CPU_BATCH_TOKENS)
+
+
+def lowered(tokens: int) -> str:
+    """Returns the line about a default that memory has lowered."""
+    return f"local.max_batch_tokens = {tokens}, because training with more does not fit in memory"
+
+
+def fitting_batch_tokens(
+    config: RunConfig,
+    local: LocalConfig,
+    shape: TransformerShape,
+    model_type: str,
+    *,
+    on_gpu: bool,
+    capacity: int,
+    free: int,
+) -> int:
+    """Returns the positions per pass: ``local.max_batch_tokens``, or without it the most with which training fits.
+
+    Takes the arguments of `estimate`. If nothing fits, returns the fewest, which `estimate` then shows not to fit.
+    """
+    most = most_batch_tokens(local, on_gpu=on_gpu)
+    if local.max_batch_tokens:
+        return most
+    for tokens in range(most, BATCH_TOKENS_STEP, -BATCH_TOKENS_STEP):
+        tried = local.model_copy(update={"max_batch_tokens": tokens})
+        [device] = estimate(config, tried, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free).devices
+        if all(device.total_bytes(phase) <= free for phase in device.phases if "training" in phase):
+            return tokens
+    return BATCH_TOKENS_STEP
+
+
 def estimate(
-    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, *, on_gpu: bool, capacity: int
+    config: RunConfig,
+    local: LocalConfig,
+    shape: TransformerShape,
+    model_type: str,
+    *,
+    on_gpu: bool,
+    capacity: int,
+    free: int | None = None,
 ) -> MemoryEstimate:
     """Returns the memory of a run's one device.
 
@@ -60,7 +128,12 @@ def estimate(
         model_type: Architecture, as in ``config.json``.
         on_gpu: Whether the device is a GPU.
         capacity: Memory of the device in bytes.
+        free: What other processes leave of it; None for all of it.
     """
+    free = capacity if free is None else free
+    tokens = fitting_batch_tokens(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free)
+    chosen = (lowered(tokens),) if tokens < most_batch_tokens(local, on_gpu=on_gpu) else ()
+    local = local.model_copy(update={"max_batch_tokens": tokens})
     local = local.resolved(on_gpu=on_gpu)
     always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
     training = _training(config, local, shape, on_gpu=on_gpu)
@@ -82,8 +155,8 @@ def estimate(
         for what, size in parts
         if size
     )
-    device = Device(name="GPU" if on_gpu else "CPU", count=1, capacity_bytes=capacity, uses=uses, advice=advice)
-    return MemoryEstimate(devices=(device,), remarks=("prompts in the cache, and unused parts of memory blocks",))
+    device = Device(name="GPU" if on_gpu else "CPU", count=1, capacity_bytes=free, uses=uses, advice=advice)
+    return MemoryEstimate(devices=(device,), chosen=chosen, remarks=REMARKS)
 
 
 Parts = list[tuple[str, int]]
@@ -135,8 +208,7 @@ def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerSh
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:
     """One forward-backward pass, with the gradient of the largest weight before it is added."""
-    most = local.max_batch_tokens if on_gpu else min(local.max_batch_tokens, CPU_BATCH_TOKENS)
-    tokens = max(most, config.rollout.max_response_tokens)
+    tokens = max(local.max_batch_tokens, config.rollout.max_response_tokens)
     steps = config.training.steps
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
     compute: Compute = "float32" if local.dtype == "float32" else "autocast"
@@ -159,13 +231,20 @@ def _sampling(
     training = config.training
     at_once = max(config.window_quota * training.rollouts_per_group, training.validation_rollouts)
     rows = min(local.max_batch_rows, config.rollout.max_concurrent_rollouts, at_once)
-    is_fused = model_type in FUSED_MODEL_TYPES
-    tokens = rows * config.rollout.max_response_tokens * (CACHE_COPIES if is_fused else 1)
+    per_logit = SAMPLING_BYTES_PER_LOGIT
+    if shape.vocabulary >= LARGE_VOCABULARY:
+        per_logit = FLOAT32 + (0 if local.dtype == "float32" else BFLOAT16)
     # Transformers rotates keys in the precision of the weights.
-    cache = shape.cache_bytes(tokens, BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32)
+    is_fused = model_type in FUSED_MODEL_TYPES
+    size = BYTES[local.dtype] if is_fused or local.lora is not None else FLOAT32
+    used = shape.cache_bytes(rows * config.rollout.max_response_tokens, size)
+    grown = shape.cache_bytes(rows * (config.rollout.max_response_tokens + CACHE_STEP_POSITIONS), size)
+    cache = int((grown if is_fused else used) * cache_copies(shape.layers))
+    if is_fused:
+        cache = max(cache, min(SMALL_CACHE_COPIES * used, 2 * KEPT_BLOCK_BYTES))
     return [
         ("cache", cache if most is None else min(cache, most)),
-        ("logits", shape.logits_bytes(rows, SAMPLING_BYTES_PER_LOGIT)),
+        ("logits", shape.logits_bytes(rows, per_logit)),
     ]
 
 

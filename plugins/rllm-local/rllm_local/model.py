@@ -17,11 +17,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
-from rllm_local import attention
+from rllm_local import attention, memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
-from rllm_local.memory import CACHE_COPIES, max_cache_bytes
 from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
@@ -229,16 +228,17 @@ def make_decoder(
 
 
 def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | None:
-    """Returns how many positions of all sequences of a batch the cache may hold together; None for any number."""
+    """Returns how many positions, used or free, the cache of a batch may have; None for any number."""
     gpu_bytes = torch.cuda.get_device_properties(model.device).total_memory if model.device.type == "cuda" else None
-    most = max_cache_bytes(config, gpu_bytes)
+    most = memory.max_cache_bytes(config, gpu_bytes)
     if most is None:
         return None
     text: Any = model.config.get_text_config()
     heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    numbers: int = 2 * text.num_hidden_layers * heads * head_dim
-    return max(1, most // (CACHE_COPIES * numbers * compute_dtype(config).itemsize))
+    layers: int = text.num_hidden_layers
+    position_bytes = 2 * layers * heads * head_dim * compute_dtype(config).itemsize
+    return memory.max_cache_positions(most, position_bytes, layers)
 
 
 def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

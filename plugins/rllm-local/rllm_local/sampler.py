@@ -19,6 +19,7 @@ import torch
 
 from rllm_core.types import SamplingParams, TokenIds
 from rllm_local.decoders import Decoder
+from rllm_local.drawing import Rows
 from rllm_local.vision import Placement
 
 UNIFORM_BITS = 48  # Few enough that uniform * total < total in float64.
@@ -114,7 +115,7 @@ def generate(
     stop_ids = _stop_ids(requests)[of_request]
 
     logits = decoder.prefill(*_left_padded([request.prompt_ids for request in requests], device), _placed(requests))
-    rows = _Rows([request.params for request in requests], device)
+    rows = Rows([request.params for request in requests], device)
     places = _Places(of_request)
     tokens = np.zeros((len(seeds), BLOCK_POSITIONS), np.int32)
     logprobs = np.zeros((len(seeds), BLOCK_POSITIONS), np.float32)
@@ -134,13 +135,15 @@ def generate(
         alive, at = places.alive, (slice(None), places.row_of, places.slot_of)
         if places.slots == 1:
             ahead = min(tokens_ahead, BLOCK_POSITIONS - column, int(limits[alive].max()) - position)
-        drawn = np.zeros((ahead, len(logits), places.slots))
+        batch_rows = len(logits)
+        drawn = np.zeros((ahead, batch_rows, places.slots))
         drawn[at] = block[alive, column : column + ahead].T
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for uniform in torch.from_numpy(drawn).to(device):
             if found:
                 logits = decoder.step(found[-1][0][:, 0])
             found.append(rows.sample(logits, uniform))
+            del logits  # before the next ones need their memory
         sampled, its_logprobs = (torch.stack(part).cpu().numpy()[at] for part in zip(*found, strict=True))
         tokens[alive, position : position + ahead] = sampled.T
         logprobs[alive, position : position + ahead] = its_logprobs.T
@@ -157,7 +160,7 @@ def generate(
                 break
             places.keep(running)
             chosen = chosen[running]
-        parents, read = places.advance(chosen, len(logits))
+        parents, read = places.advance(chosen, batch_rows)
         if parents is not None:
             index = torch.from_numpy(parents).to(device)
             decoder.select(index)
@@ -320,55 +323,3 @@ def _stop_ids(requests: Sequence[Request]) -> npt.NDArray[np.int64]:
     for row, request in enumerate(requests):
         ids[row, : len(request.params.stop_token_ids)] = request.params.stop_token_ids
     return ids
-
-
-class _Rows:
-    """Sampling parameters of the rows of a batch; parameters that are neutral in all rows are skipped."""
-
-    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
-        def column(values: Sequence[float], neutral: float) -> torch.Tensor | None:
-            if all(value == neutral for value in values):
-                return None
-            return torch.tensor(values, device=device)[:, None]
-
-        self.temperature = column([p.temperature or 1.0 for p in params], 1.0)
-        self.greedy = column([float(p.temperature == 0) for p in params], 0.0)
-        self.top_k = column([float(p.top_k or torch.inf) for p in params], torch.inf)
-        self.top_p = column([p.top_p for p in params], 1.0)
-
-    def select(self, index: torch.Tensor) -> None:
-        """See `Decoder`."""
-        for name in ("temperature", "greedy", "top_k", "top_p"):
-            column = getattr(self, name)
-            if column is not None:
-                setattr(self, name, column[index])
-
-    def sample(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Samples tokens and returns them with their log-probabilities, both ``(rows, slots)``.
-
-        Args:
-            logits: ``(rows, vocabulary)``.
-            uniform: ``(rows, slots)`` numbers in [0, 1), float64.
-        """
-        if self.temperature is not None:
-            logits = logits / self.temperature
-        probabilities = torch.softmax(logits, -1)
-        kept = probabilities
-        if self.top_k is not None or self.top_p is not None:
-            kept = self._truncated(probabilities)
-        cumulative = kept.cumsum(-1, dtype=torch.float64)
-        token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-        if self.greedy is not None:
-            token = torch.where(self.greedy > 0, logits.argmax(-1, keepdim=True), token)
-        return token, probabilities.gather(1, token).log()
-
-    def _truncated(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Sets probabilities outside top-k, then top-p, to zero."""
-        ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        if self.top_k is not None:
-            ranks = torch.arange(ranked.shape[1], device=ranked.device)
-            ranked = ranked.masked_fill(ranks >= self.top_k, 0.0)
-        if self.top_p is not None:
-            before = ranked.cumsum(-1) - ranked
-            ranked = ranked.masked_fill(before >= self.top_p * ranked.sum(-1, keepdim=True), 0.0)
-        return torch.zeros_like(ranked).scatter(1, order, ranked)

@@ -21,7 +21,6 @@ from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
 from rllm_local.head import Head
-from rllm_local.memory import CPU_BATCH_TOKENS
 from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
 from rllm_local.vision import Vision
@@ -65,7 +64,7 @@ class Trainer:
         temperature: Temperature of sampling, which divides the logits.
         optimizer_config: Settings of AdamW and its schedule.
         share_prefixes: Whether to encode common prefixes of samples once.
-        max_batch_tokens: Maximum positions per forward-backward pass; capped at ``CPU_BATCH_TOKENS`` on the CPU.
+        max_batch_tokens: Maximum positions per forward-backward pass.
         autocast_dtype: Precision of the forward passes; None for that of the weights.
         vision: Image reader; None for text only. Gradients flow through it into every trained weight.
 
@@ -221,11 +220,14 @@ class Trainer:
         return result
 
     def _micro_batches(self, batch: LocalBatch) -> Any:
-        most = self.max_batch_tokens
-        if self.device.type == "cpu":
-            most = min(most, CPU_BATCH_TOKENS)
         planar = self.vision.sample_positions if self.vision is not None and self.vision.is_planar else None
-        return micro_batches(batch.samples, batch.rows, max_tokens=most, device=self.device, planar_positions=planar)
+        return micro_batches(
+            batch.samples,
+            batch.rows,
+            max_tokens=self.max_batch_tokens,
+            device=self.device,
+            planar_positions=planar,
+        )
 
     def _numbers(self, micro: MicroBatch, *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns log-probabilities of the sampled tokens and, with ``entropy``, entropies at them."""

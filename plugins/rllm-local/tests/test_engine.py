@@ -55,8 +55,11 @@ def prompt(*ids: int) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-async def test_a_batch_fits_in_the_cache(engine: LocalEngine, batches: list[list[int]]) -> None:
-    engine._max_cache_positions = 5 * 8 + 3  # five rows of 3 + 5 positions
+async def test_a_batch_fits_in_the_cache(
+    engine: LocalEngine, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rllm_local.engine.CACHE_STEP_POSITIONS", 2)
+    engine._max_cache_positions = 5 * 10 + 3  # five rows of 3 + 5 positions, with 2 free ones
     short, long = prompt(9, 10, 11), prompt(*range(9, 24))  # 8 and 20 positions
     await asyncio.gather(
         engine.get_token_outputs_from_token_input(short, sampling_params=PARAMS, seeds=range(7)),

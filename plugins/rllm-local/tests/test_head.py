@@ -226,3 +226,19 @@ def test_memory_does_not_grow_with_the_nodes(entropy: float) -> None:
     chunks, embedding = 2 * 4 * 2**24, 4 * vocabulary * hidden
     assert peaks[1] < chunks + embedding + 10e6
     assert peaks[1] - peaks[0] < 10e6  # 1,000 nodes more have 480 MB of logits and gradients
+
+
+def test_a_gradient_in_bfloat16_is_added_in_parts(samples: list[TrainingSample], in_chunks: Any) -> None:
+    vocabulary, hidden = 40_009, 32
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3", **TINY | {"vocab_size": vocabulary, "tie_word_embeddings": True})
+    ).eval()
+    trainer = trainer_of(model, autocast_dtype=torch.bfloat16)
+    in_chunks(trainer, CHUNK_NODES)
+    is_whole = (torch.bfloat16, vocabulary * hidden)
+    live = Allocations(lambda tensor: "whole" if (tensor.dtype, tensor.numel()) == is_whole else "other")
+    live.ignore([*model.parameters(), *(weight.grad for weight in model.parameters())])
+    with live:
+        trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=True), 0.0)
+    assert live.peak_bytes["whole"] == 2 * vocabulary * hidden  # the matrix, and no product of its size

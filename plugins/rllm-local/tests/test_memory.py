@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
-from rllm_local import fused, memory
+from rllm_local import cache, drawing, fused, memory, preflight
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig
 from rllm_local.fused import FusedDecoder
@@ -27,7 +28,7 @@ from rllm_core.builtin.losses import PPOClip
 from rllm_core.cli import Session, cli
 from rllm_core.config import OptimizerConfig, RunConfig
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.memory.transformer import TransformerShape
+from rllm_core.memory.transformer import TransformerShape, shape_in
 from rllm_core.plugins import PluginManager
 from rllm_core.types import SamplingParams, TrainingSample
 
@@ -213,7 +214,9 @@ def test_the_cache_is_limited() -> None:
     model = AutoModelForCausalLM.from_config(config_of("llama"))
     assert max_cache_positions(model, LocalConfig(device="cpu")) is None
     most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=0.001))
-    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))
+    assert most_positions == 10**6 // (3 * shape.cache_bytes(1, 4))  # a small cache doubles
+    most_positions = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=1))
+    assert most_positions == int(10**9 / (shape.cache_bytes(1, 4) * (1 + 1 / (2 * shape.layers))))
 
 
 @pytest.mark.parametrize("folded_numbers", [2**22, 0], ids=["small heads", "large heads"])
@@ -250,8 +253,13 @@ def test_the_copy_for_sampling_is_as_large_as_predicted(
     assert grown < (1 + WITHIN) * published + (0 if shares else 4 * 4 * shape_of(model_type).layer_parameters)
 
 
+@pytest.mark.parametrize("is_large", [False, True], ids=["small vocabulary", "large vocabulary"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(model_type: str) -> None:
+def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(
+    model_type: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (memory, drawing):
+        monkeypatch.setattr(module, "LARGE_VOCABULARY", 0 if is_large else 2**14)
     rows, prompt, tokens = 32, 1, 64
     model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
     shape = shape_of(model_type)
@@ -267,7 +275,38 @@ def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(model_type: 
     device = estimate(config, section, shape, model_type, on_gpu=False, capacity=10**12).devices[0]
     found = {use.what: use.size_bytes for use in device.uses if use.phase == "generation"}
     assert found["logits"] == pytest.approx(live.peak_bytes["logits"], rel=0.3)
-    assert decoder._cache.untyped_storage().nbytes() <= found["cache"] <= 3 * decoder._cache.untyped_storage().nbytes()
+    size = allocated([*decoder._cache.keys, *decoder._cache.values])
+    assert size <= found["cache"] <= 3 * size
+
+
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_a_large_cache_is_never_there_twice(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, cache):
+        monkeypatch.setattr(module, "KEPT_BLOCK_BYTES", 0)
+        monkeypatch.setattr(module, "CACHE_STEP_POSITIONS", 16)
+    rows, tokens, shape = 32, 100, shape_of(model_type)
+    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    decoder = FusedDecoder(model, torch.float32)
+
+    def kind_of(tensor: torch.Tensor) -> str:
+        return "cache" if tensor.dim() == 4 and tensor.shape[1::2] == (shape.kv_heads, shape.head_dim) else "other"
+
+    live = Allocations(kind_of)
+    params = SamplingParams(max_response_tokens=tokens)
+    requests = [Request(np.full(1, row, np.int32), params, range(8 * row, 8 * row + 8)) for row in range(rows // 8)]
+    with live:
+        generate(decoder, requests, torch.device("cpu"))
+    config = run_file()
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_response_tokens": tokens})})
+    device = estimate(config, LocalConfig(max_batch_rows=rows), shape, model_type, on_gpu=False, capacity=1).devices[0]
+    [found] = [use.size_bytes for use in device.uses if use.what == "cache"]
+    assert found == pytest.approx(live.peak_bytes["cache"], rel=WITHIN)
+    assert found < 1.4 * shape.cache_bytes(rows * tokens, 4)
+    # As many rows as the limit of the cache allows stay within it.
+    most = memory.max_cache_positions(found, shape.cache_bytes(1, 4), shape.layers)
+    assert most == pytest.approx(rows * (tokens + 16), abs=rows)
+    decoder.release()
+    assert not decoder._cache.keys
 
 
 def run_with(folder: Path, *overrides: str) -> Any:
@@ -308,6 +347,61 @@ def test_a_dry_run_prints_what_fits_and_refuses_what_does_not(tmp_path: Path) ->
         CliRunner().invoke(cli, [*arguments, "--device-memory", "10GB"], obj=Session(), catch_exceptions=False)
     with pytest.raises(ConfigError, match="not a size of memory; write for example 80GB"):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "80 apples"], obj=Session(), catch_exceptions=False)
+
+
+def qwen(folder: Path) -> TransformerShape:
+    shape = shape_in(described(folder))
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize(("on_gpu", "gigabytes", "most"), [(True, 80, 8192), (False, 80, 4096)])
+def test_training_takes_as_many_tokens_as_fit(tmp_path: Path, on_gpu: bool, gigabytes: int, most: int) -> None:
+    shape, local, config = qwen(tmp_path), LocalConfig(max_batch_rows=8), run_file()
+
+    def tokens(free: float, section: LocalConfig = local) -> int:
+        sizes = {"on_gpu": on_gpu, "capacity": gigabytes * 10**9, "free": int(free * 10**9)}
+        found = memory.fitting_batch_tokens(config, section, shape, "qwen2", **sizes)  # type: ignore[arg-type]
+        expected = (memory.lowered(found),) if found < min(most, section.max_batch_tokens or most) else ()
+        device = estimate(config, section, shape, "qwen2", **sizes)  # type: ignore[arg-type]
+        assert device.chosen == expected
+        if expected and found > memory.BATCH_TOKENS_STEP:
+            assert device.problem() is None
+            more = section.model_copy(update={"max_batch_tokens": found + memory.BATCH_TOKENS_STEP})
+            refused = estimate(config, more, shape, "qwen2", **sizes).problem()  # type: ignore[arg-type]
+            assert "during training" in (refused or "")
+        return found
+
+    assert tokens(gigabytes) == most
+    few = 14
+    assert memory.BATCH_TOKENS_STEP < tokens(few) < most
+    assert tokens(1) == memory.BATCH_TOKENS_STEP  # which does not fit either
+    assert tokens(few, LocalConfig(max_batch_rows=8, max_batch_tokens=most)) == most  # refused, but never changed
+
+
+def test_a_dry_run_says_that_memory_makes_passes_small(tmp_path: Path) -> None:
+    arguments = run_with(described(tmp_path), "local.max_batch_rows=8", "rollout.max_response_tokens=64")
+    done = CliRunner().invoke(cli, [*arguments, "--device-memory", "14GB"], obj=Session(), catch_exceptions=False)
+    [line] = json.loads(done.stdout)["memory"]["chosen"]
+    assert re.fullmatch(r"local.max_batch_tokens = \d+, because training with more does not fit in memory", line)
+    text = [argument for argument in arguments if argument != "--json"]
+    done = CliRunner().invoke(cli, [*text, "--device-memory", "14GB"], obj=Session(), catch_exceptions=False)
+    assert f"#   chosen: {line}" in done.stdout.splitlines()
+
+
+async def test_a_run_trains_with_the_tokens_that_fit(
+    tmp_path: Path, run_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    shape = qwen(tmp_path)
+    monkeypatch.setattr(TransformerShape, "of", lambda _: shape)
+    for free, tokens, warnings in ((10**12, 4096, 0), (10**9, 256, 1)):
+        monkeypatch.setattr(preflight, "device_bytes", lambda _, free=free: (free, free))
+        backend = LocalBackend(run_config(), PluginManager.from_environment())
+        await backend.init_rollout_engine(None)  # type: ignore[arg-type]
+        assert backend._allocated().max_batch_tokens == tokens
+        await backend.shutdown()
+        assert len(caplog.records) == warnings
+    assert caplog.records[0].message == memory.lowered(256)
 
 
 async def test_a_run_that_is_out_of_memory_says_what_to_change(run_config: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rllm_local import cache
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
 from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
@@ -158,6 +159,9 @@ class CountingDecoder:
     def select(self, rows: torch.Tensor) -> None:
         self.decoder.select(rows)
 
+    def release(self) -> None:
+        self.decoder.release()
+
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         self.rows.append(len(tokens))
         return self.decoder.step(tokens)
@@ -280,6 +284,9 @@ class FixedDecoder:
     def select(self, rows: torch.Tensor) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.logits.repeat(len(tokens), 1)
 
@@ -323,3 +330,40 @@ def test_uniform_numbers_are_counted_and_not_drawn() -> None:
     assert ((histogram - 5000) ** 2 / 5000).sum() < 45  # chi-squared with 19 degrees of freedom, p = 0.0007
     for left, right in ((many[:, :-1], many[:, 1:]), (many[:-1], many[1:])):
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.015
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100_000], ids=["large", "from small to large"])
+def test_large_caches_give_the_same_numbers(decoder: Decoder, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {"max_response_tokens": 60, "temperature": 0.4, "stop_token_ids": tuple(range(0, 250, 7))}
+    expected = flat(generate(decoder, requests(seeds=12, **params), CPU))
+    monkeypatch.setattr(cache, "KEPT_BLOCK_BYTES", kept_bytes)
+    monkeypatch.setattr(cache, "CACHE_STEP_POSITIONS", 5)
+    found = flat(generate(decoder, requests(seeds=12, **params), CPU))
+    for before, after in zip(expected, found, strict=True):
+        assert after.token_ids.tolist() == before.token_ids.tolist()
+        assert np.abs(after.logprobs - before.logprobs).max() < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_layout_of_a_head_gives_the_same_logits(
+    dtype: torch.dtype, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    fused = FusedDecoder(tiny_model("qwen3"), dtype)
+    ids = torch.arange(20)[:, None] % 97
+    found = []
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with torch.inference_mode():
+            for is_large in (False, True):
+                monkeypatch.setattr("rllm_local.fused.LARGE_VOCABULARY", 97 if is_large else 98)
+                monkeypatch.setattr("rllm_local.fused.TRANSPOSED_TOKENS", 40)
+                for rows in (3, 20, 5):  # fewer rows use a part of the memory
+                    fused.prefill(ids[:rows], torch.zeros(rows, dtype=torch.long))
+                    found.append(fused.step(ids[:rows, 0]).clone())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for expected, logits in zip(found[:3], found[3:], strict=True):
+        assert torch.allclose(logits, expected, atol=1e-5)
+    assert len(fused._kept_logits) == 20 * 97

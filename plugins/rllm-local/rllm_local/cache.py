@@ -1,0 +1,101 @@
+"""Keys and values of the fused decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rllm_local.memory import CACHE_STEP_POSITIONS, KEPT_BLOCK_BYTES
+
+
+class Cache:
+    """Keys and values of the sequences of a batch, with free positions after the used ones.
+
+    A small cache is one tensor and doubles when it is full, between two permanent blocks of memory: C libraries return
+    large blocks to the kernel, and faulting new ones in takes longer than filling them. A large one is a tensor each of
+    the keys and values of every layer. It grows by a few positions, one tensor at a time, so that only one of them
+    exists twice.
+
+    Every row has a copy of its whole prompt. `rllm_local.engine` counts the prompt with every row, so the copies are
+    within the limit of the cache.
+
+    Args:
+        layers: Number of layers.
+        heads: Key and value heads of a layer.
+        head_dim: Numbers of a head.
+        dtype: Precision.
+        device: Device.
+
+    Attributes:
+        keys: One tensor per layer, ``(rows, heads, positions, head_dim)``.
+        values: Likewise.
+    """
+
+    def __init__(self, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._layers, self._heads, self._head_dim = layers, heads, head_dim
+        self._dtype, self._device = dtype, device
+        self._blocks = [torch.empty(0), torch.empty(0)]
+        self._whole: torch.Tensor | None = None  # (2 * layers, rows, heads, positions, head_dim), if it is small
+        self.keys: Sequence[torch.Tensor] = ()
+        self.values: Sequence[torch.Tensor] = ()
+
+    @property
+    def positions(self) -> int:
+        """Number of positions, used or free."""
+        return self.keys[0].shape[2]
+
+    def release(self) -> None:
+        """Releases a large cache, and the content of a small one."""
+        self._whole, self.keys, self.values = None, (), ()
+
+    def allocate(self, rows: int, length: int) -> None:
+        """Makes room for ``length`` positions; their content is undefined."""
+        self.release()
+        self._replace(rows, length, lambda old, new: None)
+
+    def select(self, rows: torch.Tensor, length: int) -> None:
+        """Replaces rows by ``rows``, which may repeat or be omitted, and keeps ``length`` positions."""
+
+        def select(old: torch.Tensor, new: torch.Tensor) -> None:
+            torch.index_select(old[..., :length, :], -4, rows, out=new[..., :length, :])
+
+        self._replace(len(rows), length, select)
+
+    def grow(self) -> None:
+        """Makes room for more positions."""
+        length = self.positions
+        self._replace(len(self.keys[0]), length, lambda old, new: new[..., :length, :].copy_(old))
+
+    def _replace(self, rows: int, length: int, fill: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        """Replaces the cache, if there is one; ``fill`` copies an old tensor to a new one."""
+        count = 2 * self._layers
+        doubled = (rows, self._heads, length + max(16, length), self._head_dim)
+        old_whole, old = self._whole, [*self.keys, *self.values]
+        self._whole, self.keys, self.values = None, (), ()
+        new: list[torch.Tensor] = []
+        if count * math.prod(doubled) * self._dtype.itemsize <= KEPT_BLOCK_BYTES:
+            self._whole = self._kept(count * math.prod(doubled)).view(count, *doubled)
+            new += self._whole.unbind()
+            if old_whole is not None:
+                old = [old_whole]
+            for before, after in zip(old, [self._whole] if old_whole is not None else new, strict=False):
+                fill(before, after)
+        else:
+            self._blocks = [torch.empty(0), torch.empty(0)]
+            old.reverse()
+            for _ in range(count):
+                shape = (rows, self._heads, length + CACHE_STEP_POSITIONS, self._head_dim)
+                new.append(torch.empty(shape, device=self._device, dtype=self._dtype))
+                if old:
+                    fill(old.pop(), new[-1])
+        self.keys, self.values = new[: self._layers], new[self._layers :]
+
+    def _kept(self, numbers: int) -> torch.Tensor:
+        """Returns memory of the block that is not in use."""
+        block = self._blocks.pop(0)
+        if len(block) < numbers:
+            block = torch.empty(numbers * 5 // 4, device=self._device, dtype=self._dtype)
+        self._blocks.append(block)
+        return block[:numbers]

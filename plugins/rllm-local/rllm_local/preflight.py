@@ -1,0 +1,79 @@
+"""What follows from a run's device and model before anything is allocated: memory and the size of micro-batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rllm_core.config import RunConfig
+from rllm_core.memory import MemoryEstimate
+from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape
+from rllm_local import memory
+from rllm_local.config import LocalConfig
+from rllm_local.model import device_of
+
+logger = logging.getLogger(__name__)
+
+
+def device_bytes(local: LocalConfig) -> tuple[int, int]:
+    """Returns the memory of the run's device, and what is free of it.
+
+    On the CPU, all counts as free: what is free changes, and runs on a CPU repeat their numbers.
+    """
+    device = device_of(local)
+    if device.type == "cuda":
+        free, capacity = torch.cuda.mem_get_info(device)
+        return capacity, free
+    capacity = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return capacity, capacity
+
+
+def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
+    """Returns the memory of a run; or in one line why it cannot be computed.
+
+    Args:
+        config: Run file.
+        local: Its section ``[local]``.
+        given_bytes: Memory of the device; None for that of this machine.
+    """
+    path = config.model.path
+    if not path:
+        return "memory: the starter model needs a few MB"
+    file = Path(path) / CONFIG_FILE
+    if not file.is_file():
+        return f"memory: model.path = {path!r} is not downloaded yet, and its shape is unknown"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    model_type = described.get("model_type", "")
+    shape = TransformerShape.of(described)
+    if shape is None:
+        return f"memory: there are no formulas for models of type {model_type!r}"
+    on_gpu = device_of(local).type == "cuda"
+    capacity, free = device_bytes(local) if given_bytes is None else (given_bytes, given_bytes)
+    return memory.estimate(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free)
+
+
+def batch_tokens(config: RunConfig, local: LocalConfig, described: dict[str, Any], capacity: int, free: int) -> int:
+    """Returns the positions per forward-backward pass; warns if memory makes them few.
+
+    Args:
+        config: Run file.
+        local: Its section ``[local]``.
+        described: Configuration of the model, as in ``config.json``.
+        capacity: Memory of the device.
+        free: What was free of it before the model was loaded.
+    """
+    on_gpu = device_of(local).type == "cuda"
+    most, shape = memory.most_batch_tokens(local, on_gpu=on_gpu), TransformerShape.of(described)
+    if shape is None:
+        return most
+    found = memory.fitting_batch_tokens(
+        config, local, shape, described["model_type"], on_gpu=on_gpu, capacity=capacity, free=free
+    )
+    if found < most:
+        logger.warning(memory.lowered(found))
+    return found
