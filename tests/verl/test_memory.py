@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rank_runs import RANKS, train
-from rllm_verl.config import VerlConfig
+from rllm_verl.config import LoRAConfig, VerlConfig
 from rllm_verl.memory import estimate, installed_bytes
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -87,8 +87,12 @@ QWEN3_30B_A3B = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [0, 8], ids=["all-weights", "adapters"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_workers_allocate_what_is_predicted(model_type: str, model: Path, tmp_path: Path) -> None:
+def test_workers_allocate_what_is_predicted(
+    model_type: str, lora_rank: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_LORA_RANK", str(lora_rank))
     folder, output = tmp_path / "model", tmp_path / "output"
     output.mkdir()
     config = AutoConfig.for_model(model_type, **SHAPES[model_type])
@@ -104,6 +108,7 @@ def test_workers_allocate_what_is_predicted(model_type: str, model: Path, tmp_pa
             attention="sdpa",
             max_tokens_per_device=measured["tokens"],
             max_model_tokens=64,
+            lora=LoRAConfig(rank=lora_rank) if lora_rank else None,
         )
         run = RunConfig(workflow="any", backend="verl")
         found = estimate(run, section, {"fsdp_config": {}}, shape, None).devices[0]

@@ -22,8 +22,8 @@ class LoRAConfig(Section):
     adapter: Annotated[
         str,
         Field(
-            description="Folder with PEFT adapters to start from, the same path on all machines. Its rank, alpha and "
-            "layers are those of the run."
+            description="Folder with PEFT adapters to start from, the same path on all machines. The run takes over "
+            "their shape, so the other keys may be left out."
         ),
     ] = ""
 

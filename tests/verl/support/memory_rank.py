@@ -20,6 +20,8 @@ from allocations import Allocations, logits_or_other
 from torch.distributed.tensor import DTensor
 from training_rank import Rank
 
+LORA_RANK = "TEST_LORA_RANK"  # variable with the rank of adapters
+
 
 def local_bytes(tensors: Iterable[Any]) -> int:
     """Returns the bytes of this rank's shards; FSDP2 puts the gradients of a layer into one storage."""
@@ -30,14 +32,14 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 
 def main() -> None:
     model, output = sys.argv[1], Path(sys.argv[2])
-    rank = Rank(model)
+    rank = Rank(model, int(os.environ.get(LORA_RANK, "0")))
     engine = rank.worker.engine
     rank.data.batch["old_log_probs"] = rank.logprobs()
     weights = list(engine.module.parameters())
     measured: dict[str, int] = {"weights": local_bytes(weights), "tokens": int(rank.data.batch["attention_mask"].sum())}
 
     def count_gradients(*_: Any) -> None:
-        measured["gradients"] = local_bytes(weight.grad for weight in weights)
+        measured["gradients"] = local_bytes(weight.grad for weight in weights if weight.requires_grad)
 
     engine.optimizer.register_step_pre_hook(count_gradients)
     config = rank.worker.model_config.hf_config

@@ -53,8 +53,8 @@ def batch(vocab_size: int) -> dict[str, torch.Tensor]:
     }
 
 
-def training_worker(model: str) -> TrainingWorker:
-    """A policy in fp32 under FSDP2, on the number of ranks set in the environment."""
+def training_worker(model: str, lora_rank: int) -> TrainingWorker:
+    """A policy in fp32 under FSDP2, on the ranks set in the environment; with adapters if they have a rank."""
     optimizer = FSDPOptimizerConfig(lr=1e-4, total_training_steps=10)
     engine = FSDPEngineConfig(
         strategy="fsdp2",
@@ -74,6 +74,7 @@ def training_worker(model: str) -> TrainingWorker:
                 use_remove_padding=True,
                 override_config={"attn_implementation": "sdpa"},
                 enable_gradient_checkpointing=False,
+                lora_rank=lora_rank,
             ),
             engine_config=engine,
             optimizer_config=optimizer,
@@ -98,8 +99,8 @@ def training_worker(model: str) -> TrainingWorker:
 class Rank:
     """This rank's rows, prepared as a worker group would."""
 
-    def __init__(self, model: str) -> None:
-        self.worker = training_worker(model)
+    def __init__(self, model: str, lora_rank: int = 0) -> None:
+        self.worker = training_worker(model, lora_rank)
         self.ranks = torch.distributed.get_world_size()
         rows = batch(self.worker.model_config.hf_config.vocab_size)
         share = ROWS // self.ranks
