@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rank_runs import RANKS, train
 from rllm_verl.config import LoRAConfig, VerlConfig
 from rllm_verl.memory import estimate, installed_bytes
+from training_rank import LORA_RANK
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.cli import Session, cli
@@ -92,7 +93,8 @@ QWEN3_30B_A3B = {
 def test_workers_allocate_what_is_predicted(
     model_type: str, lora_rank: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEST_LORA_RANK", str(lora_rank))
+    if lora_rank:
+        monkeypatch.setenv(LORA_RANK, str(lora_rank))
     folder, output = tmp_path / "model", tmp_path / "output"
     output.mkdir()
     config = AutoConfig.for_model(model_type, **SHAPES[model_type])

@@ -20,8 +20,6 @@ from allocations import Allocations, logits_or_other
 from torch.distributed.tensor import DTensor
 from training_rank import Rank
 
-LORA_RANK = "TEST_LORA_RANK"  # variable with the rank of adapters
-
 
 def local_bytes(tensors: Iterable[Any]) -> int:
     """Returns the bytes of this rank's shards; FSDP2 puts the gradients of a layer into one storage."""
@@ -32,7 +30,7 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 
 def main() -> None:
     model, output = sys.argv[1], Path(sys.argv[2])
-    rank = Rank(model, int(os.environ.get(LORA_RANK, "0")))
+    rank = Rank(model)
     engine = rank.worker.engine
     rank.data.batch["old_log_probs"] = rank.logprobs()
     weights = list(engine.module.parameters())
