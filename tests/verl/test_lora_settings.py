@@ -93,6 +93,14 @@ def test_adapters_that_servers_would_compute_differently_are_refused(
         notes(model, f"verl.lora.adapter={folder}")
 
 
+def test_adapters_for_another_model_are_refused(model: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "other", base_model_name_or_path="someone/other-1b")
+    with pytest.raises(ConfigError, match=r"has adapters for someone/other-1b, and model.path = .*: set model.path to"):
+        notes(model, f"verl.lora.adapter={folder}")
+    folder = write_adapter(tmp_path / "same", base_model_name_or_path=f"/elsewhere/{model.name}")
+    assert notes(model, f"verl.lora.adapter={folder}")
+
+
 def test_a_folder_without_adapters_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"has no adapter_config.json and no adapter_model.safetensors: name a folder"

@@ -104,6 +104,12 @@ def adapter_of(settings: VerlConfig) -> Adapter | None:
     return found
 
 
+def base_of(folder: str) -> str | None:
+    """Folder or Hugging Face ID of the model that the adapters in a folder are for; None if they do not say."""
+    found: str | None = _described(folder).get("base_model_name_or_path")
+    return found
+
+
 def _described(folder: str) -> dict[str, Any]:
     """The configuration in a folder of adapters."""
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (Path(folder) / name).is_file()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rllm_core.config import ConfigError, RunConfig
 from rllm_verl.config import VerlConfig
-from rllm_verl.lora import Sync, adapter_of, sync_of
+from rllm_verl.lora import Sync, adapter_of, base_of, sync_of
 from rllm_verl.settings import has_experts, model_description, verl_settings
 
 # The largest of vLLM's MaxLoRARanks (config/lora.py).
@@ -94,6 +95,12 @@ def _check_combination(config: RunConfig, settings: VerlConfig) -> None:
         raise ConfigError(
             "verl.lora with verl.strategy = 'fsdp' cannot be combined with 'parameters' in verl.offload: adapters are "
             "gathered from the devices; remove it there, or set verl.strategy = 'fsdp2'"
+        )
+    base = base_of(settings.lora.adapter) if settings.lora.adapter else None
+    if base and Path(base).name != Path(config.model.path).name:  # a cached model has the same name on every machine
+        raise ConfigError(
+            f"verl.lora.adapter = {settings.lora.adapter!r} has adapters for {base}, and model.path = "
+            f"{config.model.path!r}: set model.path to the model that they are for"
         )
     if settings.lora.adapter and config.training.init_from is not None:
         raise ConfigError("verl.lora.adapter and training.init_from both name the adapters to start from; remove one")
