@@ -70,6 +70,7 @@ PARTS = (
         "sleeping servers: memory that stays, or wrong weights afterwards; with CUDA graphs last",
     ),
     Part("direct-send", 1, 120, ("test_weights.py", "-k", "sent_directly"), "weights above the bucket, meta tensors"),
+    Part("adapters", 1, 180, ("test_weights.py", "-k", "adapters_alone"), "servers that wake with other adapters"),
     Part("whole-run", 1, 240, ("test_whole_runs.py", "-k", "every_term"), "loss terms, offload, resuming, export"),
     Part("precisions", 1, 240, ("test_trainers.py", "-k", "precisions"), "attention and autocast"),
     Part("memory", 1, 180, ("test_trainers.py", "-k", "dry_run"), "formulas of docs/memory.md"),
@@ -80,6 +81,7 @@ PARTS = (
     Part("tight-sync", 8, 600, ("test_separated.py", "-k", "first_sync"), "memory of the first separated sync"),
     Part("busy-sync", 8, 400, ("test_separated.py", "-k", "under_load"), "aborted completions, a dead server"),
     Part("nccl", 2, 300, ("test_weights.py", "-k", "nccl"), "separated weights, completions over a sync"),
+    Part("merged", 2, 240, ("test_weights.py", "-k", "merged_adapters"), "adapters merged for separated servers"),
     Part(
         "experts", 8, 600, ("test_trainers.py", "-k", "mixture and experts"), "expert parallelism, the check of weights"
     ),

@@ -10,7 +10,7 @@ import click
 
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
-from rllm_core.cli.version_conflicts import version_conflicts
+from rllm_core.cli.version_conflicts import known_limits, version_conflicts
 from rllm_core.plugins import PluginInfo
 from rllm_core.plugins.discovery import installed_plugins, installed_versions
 from rllm_core.plugins.requirements import pip_install, unmet_closure
@@ -30,6 +30,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     versions = installed_versions()
     plugins = session(context).plugins.plugins()
     problems = [*_plugin_problems(plugins), *version_conflicts(versions)]
+    limits = known_limits(versions)
     if as_json:
         echo_json(
             {
@@ -38,6 +39,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
                 "packages": {name: versions[name] for name in PACKAGES if name in versions},
                 "plugins": {f"{info.package}/{info.name}": info.version for info in plugins},
                 "problems": problems,
+                "limits": limits,
             }
         )
     else:
@@ -48,6 +50,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
         for problem in problems:
             mend = f"\n    {problem['mend']}" if problem["mend"] else ""
             click.echo(f"\n{problem['what']}: {problem['problem']}{mend}")
+        for limit in limits:
+            click.echo(f"\n{limit['what']} {limit['limit']}; {limit['instead']}")
         click.echo("\nno problems found" if not problems else f"\n{len(problems)} problem(s) found")
         click.echo("To import every plugin and check it, run: rllm-core plugins --load")
     if problems:

@@ -1,4 +1,4 @@
-"""Versions of packages that do not work together, although their metadata allows it."""
+"""Versions of packages that do not work together, although their metadata allows it, or that cannot do something."""
 
 from __future__ import annotations
 
@@ -89,6 +89,48 @@ CONFLICTS = (
         mend=pip_install("tinker<0.25"),
     ),
 )
+
+
+@dataclass(frozen=True)
+class KnownLimit:
+    """Something that a version of a package does wrong, and that is therefore refused or done in another way.
+
+    Attributes:
+        installed: Requirement for the case to apply.
+        limit: What it does wrong, with the number of its thread.
+        instead: What happens instead.
+    """
+
+    installed: str
+    limit: str
+    instead: str
+
+
+LIMITS = (
+    KnownLimit(
+        installed="verl==0.9.1",
+        limit="sends separated servers the base model without its LoRA adapters (verl#7495)",
+        instead="[verl.lora] sends them merged weights",
+    ),
+    KnownLimit(
+        installed="verl==0.9.1",
+        limit="rounds merged LoRA weights to bfloat16",
+        instead="[verl.lora] merges in float32 with verl.strategy = 'fsdp2', and refuses float32 with 'fsdp'",
+    ),
+)
+
+
+def known_limits(versions: Mapping[str, str]) -> list[dict[str, str]]:
+    """Lists the known limits of ``versions`` (by normalized name)."""
+    applying = [limit for limit in LIMITS if matches(limit.installed, versions)]
+    return [
+        {
+            "what": f"{_name(each.installed)} {versions[_name(each.installed)]}",
+            "limit": each.limit,
+            "instead": each.instead,
+        }
+        for each in applying
+    ]
 
 
 def version_conflicts(versions: Mapping[str, str]) -> list[dict[str, str]]:

@@ -16,6 +16,8 @@ SMALL = (
 )
 SEPARATED = ("verl.placement=separated", "verl.checkpoint_engine=nccl")
 STALE = ("training.staleness_threshold=1", "training.partial_rollout=true")
+# New adapters move log-probabilities less at first.
+ADAPTERS = ("verl.lora.rank=16", "optimizer.learning_rate=5e-3")
 NO_FLASH = ("verl.dtype=float32", "verl.attention=sdpa")
 
 
@@ -49,6 +51,8 @@ CASES = {
     "no_flash": Case(1, "0.5b", ("verl.release_memory=true", "verl.attention=sdpa")),
     "entropy": Case(1, "0.5b", ("verl.max_tokens_per_device=8192", "algorithm.entropy_coefficient=0.01")),
     "separated": Case(2, "0.5b", (*devices(1, 1), *STALE)),
+    "adapters": Case(1, "0.5b", ("verl.release_memory=true", *ADAPTERS)),
+    "merged_adapters": Case(2, "0.5b", (*devices(1, 1), *STALE, *ADAPTERS)),
     "eight_ranks": Case(8, "0.5b", devices(8)),
     "sequence_parallel": Case(8, "untied", (*devices(8), "verl.sequence_parallel=2")),
     "tight_sync": Case(

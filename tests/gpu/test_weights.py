@@ -89,6 +89,28 @@ def test_cuda_ipc_between_colocated_trainers_and_servers(model: Path) -> None:
     assert seen == set()
 
 
+@pytest.mark.gpu(1)
+def test_adapters_alone_reach_servers_that_slept(model: Path) -> None:
+    from live import live
+
+    with live(model, *CASES["adapters"].overrides) as found:
+        for _ in range(2):
+            samples = found.samples(16)
+            assert found.gap(samples) <= GREATEST_GAP
+            found.run(found.backend.enter_training())
+            for _ in range(STEPS_BETWEEN_SYNCS):
+                found.train(samples)
+            found.publish()
+
+
+@pytest.mark.gpu(2)
+def test_merged_adapters_reach_separated_servers(model: Path) -> None:
+    from live import live
+
+    with live(model, *CASES["merged_adapters"].overrides) as found:
+        check_that_weights_arrive(found)
+
+
 def used_mib() -> int:
     """Returns the memory in use on all GPUs together, by all processes."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]

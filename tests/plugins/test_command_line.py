@@ -14,7 +14,7 @@ import click
 import pytest
 
 from rllm_core import cli
-from rllm_core.cli.version_conflicts import version_conflicts
+from rllm_core.cli.version_conflicts import known_limits, version_conflicts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -285,7 +285,7 @@ def test_doctor_finds_what_an_installed_plugin_lacks(rllm_core: Run) -> None:
     run = rllm_core("doctor", "--json", packages=("rllm-missing",))
     assert run.returncode == 1
     report = json.loads(run.stdout)
-    assert set(report) == {"python", "platform", "packages", "plugins", "problems"}
+    assert set(report) == {"python", "platform", "packages", "plugins", "problems", "limits"}
     assert report["packages"]["pluggy"]
     assert {
         "what": "plugin missing (rllm-missing 1.0)",
@@ -354,3 +354,12 @@ def test_doctor_knows_bad_combinations(versions: dict[str, str], word: str) -> N
 )
 def test_doctor_does_not_complain_about_good_combinations(versions: dict[str, str]) -> None:
     assert version_conflicts(versions) == []
+
+
+def test_doctor_names_what_a_version_does_wrong_but_not_as_a_problem() -> None:
+    versions = {"verl": "0.9.1", "uvicorn": "1", "cachetools": "1"}
+    limits = known_limits(versions)
+    assert {limit["what"] for limit in limits} == {"verl 0.9.1"}
+    assert any("verl#7495" in limit["limit"] and "merged" in limit["instead"] for limit in limits)
+    assert version_conflicts(versions) == []
+    assert known_limits({"verl": "0.9.2"}) == known_limits({}) == []

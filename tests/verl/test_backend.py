@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,15 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from rllm_verl.backend import VerlBackend
-from rllm_verl.engine import VerlEngine
+from sessions import Session, greatest, opened, rollout_logprobs
 from verl_runs import SEPARATED, command_line, run_config
 
-from rllm_core.assembly.parts import assemble
-from rllm_core.backend import OptimizerStep, PolicyUpdate
+from rllm_core.backend import PolicyUpdate
 from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
-from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import KINDS
-from rllm_core.types import Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, TrainingSample, token_ids
+from rllm_core.types import MediaChunk, SamplingParams, TokenOutput, token_ids
 
 GREATEST_GAP = 1e-5
 LONG_TOKENS = 200
@@ -36,104 +32,10 @@ STALE = ("training.staleness_threshold=1", "training.partial_rollout=true", "tra
 FAST = ("optimizer.learning_rate=0.001", "optimizer.warmup_steps=0")
 
 
-@dataclass
-class Session:
-    """A backend with its servers, and an event loop with the same lifetime.
-
-    Attributes:
-        backend: Backend that trains and publishes.
-        engine: Engine that samples.
-        parser: Parser of both.
-        run: Function that runs a coroutine to completion.
-    """
-
-    backend: VerlBackend
-    engine: VerlEngine
-    parser: BaseParser
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
-    version: int = 0
-    step: int = 0
-
-    @property
-    def prompt(self) -> TokenIds:
-        return token_ids(self.parser.render([{"role": "user", "content": "sort: dbca"}]))
-
-    def publish(self) -> None:
-        self.version += 1
-        self.run(self.backend.on_policy_updated(PolicyUpdate(self.version, self.step, "step")))
-
-    async def sample(self, count: int, tokens: int = 6, *, seed: int = 0, stop: bool = True) -> list[TokenOutput]:
-        stop_ids = tuple(self.parser.get_stop_token_ids()) if stop else ()
-        params = SamplingParams(max_response_tokens=tokens, stop_token_ids=stop_ids)
-        return await self.engine.get_token_outputs_from_token_input(
-            self.prompt, sampling_params=params, seeds=range(seed, seed + count)
-        )
-
-    def sampled(
-        self, outputs: Sequence[TokenOutput], advantages: Sequence[float] | None = None
-    ) -> list[TrainingSample]:
-        """Samples of one turn."""
-        samples = []
-        for output, advantage in zip(outputs, advantages or [0.0] * len(outputs), strict=True):
-            start, count = len(self.prompt), len(output.token_ids)
-            samples.append(
-                TrainingSample(
-                    group_id=0,
-                    rollout_id="rollout",
-                    token_ids=np.concatenate([self.prompt, output.token_ids]),
-                    turn_spans=((start, start + count),),
-                    logprobs=output.logprobs,
-                    advantages=np.full(count, advantage, np.float32),
-                    weight_versions=(output.weight_version,),
-                )
-            )
-        return samples
-
-    def logprobs(self, samples: Sequence[TrainingSample], policy: Any = "current") -> list[Floats]:
-        found: list[Floats] = self.run(self.backend.compute_logprobs(samples, policy))
-        return found
-
-    def train(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """Takes one optimizer step, in two passes."""
-        proximal, reference = self.logprobs(samples, "proximal"), self.logprobs(samples, "reference")
-        whole = [
-            TrainingSample.model_validate({**dict(s), "proximal_logprobs": p, "reference_logprobs": r})
-            for s, p, r in zip(samples, proximal, reference, strict=True)
-        ]
-        for part in (whole[:1], whole[1:]):
-            self.run(self.backend.process_backend_batch(self.backend.transform_to_backend_batch(part)))
-        self.step += 1
-        tokens = sum(sample.sampled_tokens for sample in samples)
-        step = OptimizerStep(
-            step=self.step, total_steps=100, samples=len(samples), sampled_tokens=tokens, trajectories=len(samples)
-        )
-        metrics: dict[str, float] = self.run(self.backend.update_policy(step)).metrics
-        return metrics
-
-
 @pytest.fixture(scope="module")
 def session(model: Path) -> Iterator[Session]:
-    config = run_config(model, *SEPARATED, *LOSSES, *KL, *STALE, *FAST, "verl.mini_batches=2")
-    assembly = assemble(config, PluginManager.from_environment())
-    backend = assembly.backend
-    assert isinstance(backend, VerlBackend)
-    parser = assembly.parser()
-    with asyncio.Runner() as runner:
-        try:
-            engine = runner.run(backend.init_rollout_engine(parser))
-            runner.run(backend.on_policy_updated(PolicyUpdate(0, 0, "start")))
-            yield Session(backend, engine, parser, runner.run)
-        finally:
-            runner.run(backend.shutdown())
-
-
-def greatest(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
-    return max(float(np.abs(one - other).max()) for one, other in zip(ones, others, strict=True))
-
-
-def rollout_logprobs(samples: Sequence[TrainingSample]) -> list[Floats]:
-    assert all(sample.logprobs is not None for sample in samples)
-    return [sample.logprobs for sample in samples if sample.logprobs is not None]
+    with opened(run_config(model, *SEPARATED, *LOSSES, *KL, *STALE, *FAST, "verl.mini_batches=2")) as session:
+        yield session
 
 
 def test_trainer_and_servers_agree_at_one_version_and_clearly_differ_at_two(session: Session) -> None:
@@ -277,7 +179,7 @@ def test_servers_that_did_not_get_the_weights_end_the_run(session: Session, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(servers, "synchronize", only_the_version)
-        with pytest.raises(RunError, match="trainer and servers disagree on the log-probabilities"):
+        with pytest.raises(RunError, match="server 0 of 1 servers does not serve the trainer's weights: 8 of 8 "):
             session.publish()
     session.publish()
 

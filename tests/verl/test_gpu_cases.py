@@ -27,3 +27,5 @@ def test_every_case_composes_and_fits_on_80_gb(monkeypatch: pytest.MonkeyPatch) 
     assert found["float32"].actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
     assert found["experts"].actor_rollout_ref.rollout.expert_parallel_size == 4
     assert found["whole_run"].actor_rollout_ref.actor.fsdp_config.param_offload
+    assert not found["adapters"].actor_rollout_ref.model.lora.merge
+    assert found["merged_adapters"].actor_rollout_ref.model.lora.merge

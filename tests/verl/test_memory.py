@@ -11,8 +11,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rank_runs import RANKS, train
-from rllm_verl.config import VerlConfig
+from rllm_verl.config import LoRAConfig, VerlConfig
 from rllm_verl.memory import estimate, installed_bytes
+from training_rank import LORA_RANK
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.cli import Session, cli
@@ -98,13 +99,19 @@ MODELS = {
     "Qwen/Qwen2.5-3B-Instruct": qwen2(2048, 36, 16, 2, 11008, 151936),
     "Qwen/Qwen2.5-7B-Instruct": qwen2(3584, 28, 28, 4, 18944, 152064),
     "Qwen/Qwen2.5-14B-Instruct": qwen2(5120, 48, 40, 8, 13824, 152064),
+    "Qwen/Qwen2.5-32B-Instruct": qwen2(5120, 64, 40, 8, 27648, 152064),
     "Qwen/Qwen3-30B-A3B-Instruct-2507": QWEN3_30B_A3B,
 }
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [0, 8], ids=["all-weights", "adapters"])
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_workers_allocate_what_is_predicted(model_type: str, model: Path, tmp_path: Path) -> None:
+def test_workers_allocate_what_is_predicted(
+    model_type: str, lora_rank: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lora_rank:
+        monkeypatch.setenv(LORA_RANK, str(lora_rank))
     folder, output = tmp_path / "model", tmp_path / "output"
     output.mkdir()
     config = AutoConfig.for_model(model_type, **SHAPES[model_type])
@@ -120,6 +127,7 @@ def test_workers_allocate_what_is_predicted(model_type: str, model: Path, tmp_pa
             attention="sdpa",
             max_tokens_per_device=measured["tokens"],
             max_model_tokens=64,
+            lora=LoRAConfig(rank=lora_rank) if lora_rank else None,
         )
         run = RunConfig(workflow="any", backend="verl")
         found = estimate(run, section, {"fsdp_config": {}}, shape, None).devices[0]

@@ -105,6 +105,7 @@ def test_verl_takes_the_settings_of_an_example(path: Path, plugins: PluginManage
     assert actor.strategy == "fsdp2"
     assert actor.fsdp_config.optimizer_offload == ("optimizer" in verl.get("offload", []))
     assert rollout.tensor_model_parallel_size == verl.get("tensor_parallel", 1)
+    assert sections.model.lora_rank == verl.get("lora", {}).get("rank", 0)
     assert rollout.checkpoint_engine.backend == ("nccl" if verl["placement"] == "separated" else "naive")
     assert rollout.expert_parallel_size == verl.get("overrides", {}).get(
         "actor_rollout_ref.rollout.expert_parallel_size", 1
@@ -115,9 +116,13 @@ def test_there_is_one_for_each_size_and_placement() -> None:
     assert {path.stem for path in EXAMPLES} == {
         "1x1-0.5b-colocated",
         "1x1-1.5b-colocated",
+        "1x1-7b-lora",
+        "1x2-14b-lora",
         "1x2-3b-colocated",
+        "1x4-32b-lora",
         "1x4-7b-colocated",
         "1x8-14b-colocated",
+        "1x8-32b-lora",
         "1x8-7b-colocated",
         "1x8-7b-separated",
         "4x8-30b-a3b-colocated",

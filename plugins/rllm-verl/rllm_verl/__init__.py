@@ -20,7 +20,7 @@ def backends() -> list[BackendProvider]:
         BackendProvider(
             name="verl",
             load="rllm_verl.backend:VerlBackend",
-            summary="Full-weight training on many GPUs and machines with verl (Ray, FSDP and vLLM).",
+            summary="Training of all weights or adapters on many GPUs and machines with verl (Ray, FSDP and vLLM).",
             config="rllm_verl.config:VerlConfig",
             parsers=("renderer", "chat_template"),
             default_parser="renderer",

@@ -33,6 +33,7 @@ from rllm_verl import verl_api
 from rllm_verl.batch import OLD_LOGPROBS, Rows, VerlBatch, lay_out
 from rllm_verl.checks import check
 from rllm_verl.config import VerlConfig
+from rllm_verl.lora import COMPARABLE, adapter_of, describe, sync_of
 from rllm_verl.losses import VerlLoss
 from rllm_verl.memory import estimate, installed_bytes
 from rllm_verl.settings import max_model_tokens, model_description, verl_config, verl_settings
@@ -40,14 +41,15 @@ from rllm_verl.settings import max_model_tokens, model_description, verl_config,
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from rllm_verl.canary import Canary
     from rllm_verl.cluster import Cluster
     from rllm_verl.engine import VerlEngine
+    from rllm_verl.proofs import Proofs
     from rllm_verl.servers import Servers
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "actor"  # folder of verl's checkpoint within ours
+ADAPTER = "adapter"  # folder with the adapters in PEFT's format
 STATE = "verl.json"
 
 
@@ -71,7 +73,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         self._initial: str | None = None  # folder with the weights of another run that this one starts from
         self._servers: Servers | None = None
         self._engine: VerlEngine | None = None
-        self._canary: Canary | None = None
+        self._proofs: Proofs | None = None
         self._batches: list[VerlBatch] = []
         self._differences: dict[str, float] = {}  # between trainer and servers, since the last step
         self._version: int | None = None  # live weight version; None after an optimizer step
@@ -88,6 +90,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             colocated=verl_settings(config).placement == "colocated",
             streaming=True,
             deferred_normalisation=True,
+            lora=True,
         )
 
     def validate_config(self) -> list[str]:
@@ -124,7 +127,6 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     async def init_rollout_engine(self, parser: BaseParser) -> VerlEngine:
         """See `BackendProtocol.init_rollout_engine`."""
         verl_api.prepare_ray(is_own=not self.verl.ray_address)
-        from rllm_verl.canary import Canary
         from rllm_verl.cluster import Cluster
         from rllm_verl.servers import Servers
 
@@ -133,18 +135,32 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         await cluster.open()
         role = "actor" if self.verl.placement == "separated" else "actor_rollout"
         self._trainers = await cluster.call("starting the trainers", cluster.start_workers, verl, role)
-        if self.config.algorithm.kl.coefficient > 0:
+        if self.config.algorithm.kl.coefficient > 0 and self.verl.lora is None:
             await self._frozen()
         self._servers = Servers(cluster, verl, self._trainers)
         await self._servers.start()
         longest = max_model_tokens(self.config)
         self._engine = self._servers.engine(parser, longest)
-        self._canary = Canary(
-            self._servers.engines(parser, longest),
-            self.config,
-            partial(self._logprobs, compute=self._trainers.compute_log_prob),
-        )
+        self._proofs = self._proofs_of(self._servers, parser, longest)
         return self._engine
+
+    def _proofs_of(self, servers: Servers, parser: BaseParser, max_model_tokens: int) -> Proofs:
+        from rllm_verl.canary import Canary
+        from rllm_verl.identity import Identity
+        from rllm_verl.proofs import Proofs
+
+        compute = partial(self._logprobs, compute=self._trainers.compute_log_prob)
+        canary = Canary(servers.engines(parser, max_model_tokens), self.config, compute)
+        identity = None
+        if self.verl.strategy == COMPARABLE:
+            identity = Identity(
+                self._allocated(),
+                servers.handles(),
+                self._trainers,
+                adapter=adapter_of(self.verl) if sync_of(self.verl) == "adapter" else None,
+                deadline_seconds=self.config.training.sync_timeout_seconds,
+            )
+        return Proofs(identity, canary, self.verl.sync_check_every)
 
     async def _frozen(self) -> Any:
         """Workers with the run's initial model, on the trainers' devices; started on first use."""
@@ -211,7 +227,11 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         ``verl.old_logprob = "last_sync"`` it is the weights of the last weight sync.
         """
         if policy == "reference":
-            return await self._logprobs(samples, (await self._frozen()).compute_ref_log_prob)
+            has_adapters = self.verl.lora is not None  # then the trainers themselves are the reference without them
+            compute = (
+                self._trainers.compute_initial_log_prob if has_adapters else (await self._frozen()).compute_ref_log_prob
+            )
+            return await self._logprobs(samples, compute)
         is_old = policy == "proximal" and self._keeps_synced_weights
         compute = self._trainers.compute_synced_log_prob if is_old else self._trainers.compute_log_prob
         found = await self._logprobs(samples, compute)
@@ -260,15 +280,15 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     # Weights
 
     async def on_policy_updated(self, update: PolicyUpdate) -> None:
-        """See `BackendProtocol.on_policy_updated`; also checks that trainer and servers agree on a few tokens."""
-        engine, canary = self._engine, self._canary
+        """See `BackendProtocol.on_policy_updated`; also checks that the servers have the trainer's weights."""
+        engine, proofs = self._engine, self._proofs
         assert engine is not None
-        assert canary is not None
+        assert proofs is not None
         await self._synchronize(update.version)
         engine.weight_version = self._version = update.version
         if self._keeps_synced_weights:
             await self._allocated().call("keeping the weights", self._trainers.remember_synced_weights)
-        self._differences |= await canary.check(update.version)
+        self._differences |= await proofs.check(update.version)
 
     async def _synchronize(self, version: int) -> None:
         assert self._servers is not None
@@ -305,7 +325,10 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         await self._allocated().call(
             "saving a checkpoint", partial(self._trainers.save_checkpoint, path, global_step=self.step)
         )
-        state = {"step": self.step, "strategy": self.verl.strategy, "trainers": self.verl.trainers}
+        state = {"step": self.step} | self._layout
+        if self.verl.lora is not None:
+            adapter = str((directory / ADAPTER).absolute())
+            await self._allocated().call("saving the adapters", self._trainers.save_adapter, adapter)
         (directory / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     async def load_checkpoint(self, directory: Path) -> None:
@@ -329,8 +352,14 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             RunError: If it was written by other workers.
         """
         state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-        here = {"strategy": self.verl.strategy, "trainers": self.verl.trainers}
-        if any(state[key] != value for key, value in here.items()):
+        here = self._layout
+        before, now = (describe(layout.get("adapter")) for layout in (state, here))
+        if before != now:
+            raise RunError(
+                f"the checkpoint in {directory.parent.name} has {before}, and this run trains {now}; set verl.lora "
+                "alike, or export the trained model (rllm-core export-model) and start from it"
+            )
+        if any(state[key] != here[key] for key in ("strategy", "trainers")):
             raise RunError(
                 f"the checkpoint in {directory.parent.name} was written with verl.strategy = {state['strategy']!r} on "
                 f"{state['trainers']} devices, and verl can read it only with the same; this run has "
@@ -338,6 +367,13 @@ class VerlBackend(BackendProtocol[VerlBatch]):
                 "run from that model"
             )
         return str((directory / WEIGHTS).absolute())
+
+    @property
+    def _layout(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with the run that loads it."""
+        adapter = adapter_of(self.verl)
+        layout: dict[str, Any] = {"strategy": self.verl.strategy, "trainers": self.verl.trainers}
+        return layout if adapter is None else layout | {"adapter": adapter.to_json()}
 
     def state_dict(self) -> dict[str, Any]:
         """See `BackendProtocol.state_dict`."""
@@ -351,7 +387,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.shutdown`."""
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
-        self._cluster = self._trainers = self._reference = self._servers = self._engine = self._canary = None
+        self._cluster = self._trainers = self._reference = self._servers = self._engine = self._proofs = None
 
     def _allocated(self) -> Cluster:
         if self._cluster is None:

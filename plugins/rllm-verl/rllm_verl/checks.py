@@ -5,8 +5,10 @@ from __future__ import annotations
 from rllm_core.config import ConfigError, RunConfig
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
+from rllm_verl.lora import COMPARABLE
+from rllm_verl.lora_checks import check_lora
 from rllm_verl.losses import VerlLoss
-from rllm_verl.settings import is_model_folder, model_description, text_description, verl_settings
+from rllm_verl.settings import has_experts, is_model_folder, model_description, text_description, verl_settings
 
 
 def check(config: RunConfig, loss: VerlLoss) -> list[str]:
@@ -39,6 +41,17 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
         )
     if settings.strategy == "megatron":
         notes.append("verl.strategy = 'megatron': whether the workers have Megatron-Core and Megatron-Bridge")
+    notes += check_lora(config)
+    if settings.strategy != COMPARABLE:
+        notes.append(
+            f"verl.strategy = {settings.strategy!r}: whether servers have each weight after a sync; the run compares "
+            "only log-probabilities there"
+        )
+    elif has_experts(config.model.path) is not False:
+        notes.append(
+            f"model.path = {config.model.path!r}: whether servers have each weight of experts after a sync; the run "
+            "compares only log-probabilities there"
+        )
     return notes
 
 

@@ -9,6 +9,25 @@ from pydantic import Field
 from rllm_core.config import Section
 
 
+class LoRAConfig(Section):
+    """``[verl.lora]``: train adapters instead of all weights."""
+
+    rank: Annotated[int, Field(ge=1, description="Rank of the adapters.")] = 16
+    alpha: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="Scale of the adapters, which is alpha / rank.")
+    ] = 32.0
+    target_modules: Annotated[
+        tuple[str, ...], Field(description="Names of the layers that get adapters. If empty, all linear layers.")
+    ] = ()
+    adapter: Annotated[
+        str,
+        Field(
+            description="Folder with PEFT adapters to start from, the same path on all machines. The run takes over "
+            "their shape, so the other keys may be left out."
+        ),
+    ] = ""
+
+
 class VerlConfig(Section):
     """``[verl]``: training with verl's workers and sampling with its vLLM servers, on Ray."""
 
@@ -103,10 +122,22 @@ class VerlConfig(Section):
             gt=0,
             allow_inf_nan=False,
             description="Largest allowed difference between the log-probabilities of trainer and server, in nats: the "
-            "mean over 128 sampled tokens, without the largest eighth. Checked on every server after every weight "
-            "sync; the run ends if a server exceeds it twice. Defaults to 0.01 for float32 and 0.1 for bfloat16, and "
-            "to twice that for a mixture of experts.",
+            "mean over 128 sampled tokens, without the largest eighth. Checked on every server after weight "
+            "syncs (see sync_check_every); the run ends if a server exceeds it twice. Defaults to 0.01 for float32 and "
+            "0.1 for bfloat16, and to twice that for a mixture of experts.",
         ),
+    ] = None
+    sync_check_every: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Weight syncs from one check of the servers to the next. The first sync of a run, and the "
+            "first after resuming, are always checked.",
+        ),
+    ] = 1
+    lora: Annotated[
+        LoRAConfig | None,
+        Field(description="Train adapters (fsdp2 and fsdp only). If unset, train all weights."),
     ] = None
     old_logprob: Annotated[
         Literal["recompute", "last_sync", "bypass"] | None,

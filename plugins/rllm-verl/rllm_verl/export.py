@@ -1,4 +1,7 @@
-"""Exports a checkpoint to a Hugging Face model folder with verl's model merger: ``export-model``, ``verl-export``."""
+"""Exports a checkpoint: ``export-model``, ``verl-export``.
+
+Weights become a Hugging Face model folder, written by verl's model merger; adapters a folder for PEFT.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
 from rllm_verl import verl_api
-from rllm_verl.backend import STATE, WEIGHTS
+from rllm_verl.backend import ADAPTER, STATE, WEIGHTS
 from rllm_verl.config import VerlConfig
 
 MERGERS = {"bfloat16": "verl.model_merger", "float32": "rllm_verl.merger"}
@@ -37,7 +40,7 @@ def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) 
 
     RUN|CHECKPOINT is a checkpoint folder (runs/RUN/checkpoints/step-NNNNNN), or a run folder to export its latest
     complete checkpoint. FOLDER must be new or empty, and appears once the export is complete. It contains weights,
-    configuration and tokenizer.
+    configuration and tokenizer; after training with [verl.lora], adapters in the format of PEFT.
     """
     click.echo("verl-export is now rllm-core export-model RUN FOLDER, for every backend", err=True)
     found = export(source, folder, trust_remote_code=trust_remote_code)
@@ -49,7 +52,9 @@ def command(source: Path, folder: Path, trust_remote_code: bool, as_json: bool) 
 
 
 def write_model(checkpoint: Path, config: RunConfig, target: Path) -> None:
-    """Writes the model for transformers, in the precision of the run (``verl.dtype``). See `rllm_core.backend`.
+    """Writes the model for transformers, in the precision of the run (``verl.dtype``), or its adapters for PEFT.
+
+    See `rllm_core.backend`.
 
     Raises:
         ConfigError: If verl is not installed.
@@ -57,12 +62,15 @@ def write_model(checkpoint: Path, config: RunConfig, target: Path) -> None:
     """
     verl_api.installed_version()
     verl: VerlConfig = config.plugins.get("verl") or VerlConfig()
+    if (checkpoint / ADAPTER).is_dir():
+        _copy_adapters(checkpoint, target)
+        return
     strategy = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["strategy"]
     _merge(checkpoint / WEIGHTS, target, strategy, dtype=verl.dtype, trust_remote_code=verl.trust_remote_code)
 
 
 def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Exports a checkpoint to a folder that transformers can load.
+    """Exports a checkpoint to a folder that transformers can load, or PEFT if the run trained adapters.
 
     Args:
         source: Checkpoint folder, or a run folder to export its latest complete checkpoint.
@@ -89,13 +97,16 @@ def export(source: Path, folder: Path, *, trust_remote_code: bool = False) -> di
     state = json.loads((saved / "backend" / STATE).read_text(encoding="utf-8"))
     partial.mkdir(parents=True)
     try:
-        _merge(
-            saved / "backend" / WEIGHTS,
-            partial,
-            state["strategy"],
-            dtype=_precision(saved),
-            trust_remote_code=trust_remote_code,
-        )
+        if (saved / "backend" / ADAPTER).is_dir():
+            _copy_adapters(saved / "backend", partial)
+        else:
+            _merge(
+                saved / "backend" / WEIGHTS,
+                partial,
+                state["strategy"],
+                dtype=_precision(saved),
+                trust_remote_code=trust_remote_code,
+            )
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial)
@@ -134,6 +145,15 @@ def _precision(saved: Path) -> str:
     run_file = saved.absolute().parents[1] / "run.toml"
     verl = tomllib.loads(run_file.read_text(encoding="utf-8")).get("verl", {}) if run_file.is_file() else {}
     return str(verl.get("dtype", VerlConfig().dtype))
+
+
+def _copy_adapters(checkpoint: Path, target: Path) -> None:
+    """Copies adapters and tokenizer. The configuration of the model stays behind: the folder has no model."""
+    shutil.copytree(checkpoint / ADAPTER, target, dirs_exist_ok=True)
+    of_model = ("config.json", "generation_config.json")
+    for file in (checkpoint / WEIGHTS / "huggingface").iterdir():
+        if file.is_file() and file.name not in of_model:
+            shutil.copyfile(file, target / file.name)
 
 
 def _merge(weights: Path, target: Path, strategy: str, *, dtype: str, trust_remote_code: bool) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rllm_core.config import RunConfig
 from rllm_core.memory import Device, MemoryEstimate, MemoryUse
 from rllm_core.memory.transformer import BYTES, FLOAT32, TransformerShape, adam_state_bytes
 from rllm_verl.config import VerlConfig
+from rllm_verl.lora import adapter_of, sync_of
 
 MIB = 2**20
 # Bytes per logit that exist at once in the loss, without entropy and with it (`rllm_verl.entropy`), measured with
@@ -63,31 +65,55 @@ class Sizes:
     shape: TransformerShape
     capacity: int | None
 
-    @property
-    def share(self) -> int:
-        """Parameters on one training device."""
+    def share(self, parameters: int) -> int:
+        """Parameters on one training device, of all ``parameters``."""
         size = self.actor["fsdp_config"].get("fsdp_size", -1)
-        return -(-self.shape.parameters // (size if size > 0 else self.verl.trainers))
+        return -(-parameters // (size if size > 0 else self.verl.trainers))
+
+    @cached_property
+    def adapters(self) -> int:
+        """Parameters of all adapters; 0 without adapters."""
+        adapter = adapter_of(self.verl)
+        if adapter is None:
+            return 0
+        sizes = _linear_layers(self.shape)
+        names = [name.rpartition(".")[2] for name in adapter.target_modules] or sizes
+        # Of a layer that is not among the usual ones, the size is unknown: as large as the largest.
+        largest = max(sizes.values())
+        return self.shape.layers * adapter.rank * sum(sizes.get(name, largest) for name in names)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model with its adapters."""
+        return self.shape.parameters + self.adapters
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have a gradient."""
+        return self.adapters or self.shape.parameters
 
     @property
     def keeps_states_on_cpu(self) -> bool:
         """Whether FSDP2 keeps weights, gradients and optimizer in CPU memory all the time."""
         return bool(self.actor["fsdp_config"].get("offload_policy"))
 
-    def states(self, *, training: bool) -> Parts:
+    def states(self, *, training: bool, syncing: bool = False) -> Parts:
         """Float32 weights, gradients and Adam's moments, sharded over the trainers (ZeRO-3, see the core's module).
 
         verl loads offloaded states for the whole update (workers/engine/base.py:314-335), and drops gradients after it.
+        It also loads the weights to send adapters (transformer_impl.py:988-991).
         """
         if self.keeps_states_on_cpu:
             return []
-        offload = () if training else self.verl.offload
-        parts = [("weights", 0 if "parameters" in offload else FLOAT32 * self.share)]
+        offload = set() if training else set(self.verl.offload)
+        if syncing and sync_of(self.verl) == "adapter":
+            offload.discard("parameters")
+        parts = [("weights", 0 if "parameters" in offload else FLOAT32 * self.share(self.parameters))]
         if training:
             # Without a sync per micro-batch, FSDP keeps gradients unsharded (transformer_impl.py:690-720).
             unsharded = self.actor["fsdp_config"].get("use_no_sync_for_gradient_accumulation", False)
-            parts.append(("gradients", FLOAT32 * (self.shape.parameters if unsharded else self.share)))
-        return [*parts, ("optimizer", 0 if "optimizer" in offload else adam_state_bytes(self.share))]
+            parts.append(("gradients", FLOAT32 * (self.trained if unsharded else self.share(self.trained))))
+        return [*parts, ("optimizer", 0 if "optimizer" in offload else adam_state_bytes(self.share(self.trained)))]
 
     @property
     def logits(self) -> int:
@@ -108,6 +134,8 @@ class Sizes:
         """
         size, shape = BYTES[self.verl.dtype], self.shape
         unit = shape.vocabulary * shape.hidden
+        if self.adapters:  # the gradient is that of a layer's adapters, far smaller than the layer
+            return max(shape.layer_parameters * 2 * size + (unit * size if shape.tied else 0), unit * 2 * size)
         layers = shape.layer_parameters * (3 * size + FLOAT32) + (unit * size if shape.tied else 0)
         return max(layers, unit * (2 * size + FLOAT32))
 
@@ -120,8 +148,9 @@ class Sizes:
 
     @property
     def server_weights(self) -> int:
-        """Weights of a server on one device."""
-        return BYTES[self.verl.dtype] * self.shape.parameters // self.verl.tensor_parallel
+        """Weights of a server on one device, and the adapters if they are sent on their own."""
+        served = self.parameters if sync_of(self.verl) == "adapter" else self.shape.parameters
+        return BYTES[self.verl.dtype] * served // self.verl.tensor_parallel
 
     @property
     def server_needs(self) -> Parts:
@@ -154,6 +183,13 @@ class Sizes:
     def largest_weight(self) -> int:
         """The largest weight; trainers send float32 (bucketed_weight_transfer.py:120-126)."""
         return FLOAT32 * self.shape.largest_parameters
+
+    @property
+    def merged(self) -> int:
+        """A layer's weight and the product of its adapters, while they are merged (`rllm_verl.adapter_weights`)."""
+        if sync_of(self.verl) != "merged":
+            return 0
+        return 2 * FLOAT32 * self.shape.hidden * max(self.shape.intermediate, self.shape.heads * self.shape.head_dim)
 
     @property
     def bucket(self) -> int:
@@ -195,7 +231,7 @@ def _colocated(sizes: Sizes) -> Device:
     phases = {
         "training": [*sizes.states(training=True), *_work(sizes), *asleep, *contexts],
         "weight sync": [
-            *sizes.states(training=False),
+            *sizes.states(training=False, syncing=True),
             *awake,
             ("sync buffers", sizes.bucket + sizes.largest_weight),
             *contexts,
@@ -213,6 +249,7 @@ def _separated(sizes: Sizes) -> list[Device]:
         "weight sync": [
             *sizes.states(training=False),
             ("sync buffers", BUFFERS_OF_SENDER * sizes.bucket + sizes.largest_weight),
+            ("merged weights", sizes.merged),
             *contexts,
         ],
     }
@@ -247,21 +284,38 @@ def _machine(sizes: Sizes) -> Device:
 
     If embeddings are tied, each of its processes loads the whole model (transformer_impl.py:266).
     """
-    verl, parameters = sizes.verl, sizes.shape.parameters
+    verl, parameters = sizes.verl, sizes.parameters
     loading = parameters * FLOAT32 * (verl.devices_per_node if sizes.shape.tied else 1)
-    here = FLOAT32 * -(-parameters // verl.nodes)
-    copies = (sizes.config.algorithm.kl.coefficient > 0) + (verl.old_logprob == "last_sync")
-    states = here * 4 if sizes.keeps_states_on_cpu else here * _offloaded(verl)
+    here, trained = (FLOAT32 * -(-count // verl.nodes) for count in (parameters, sizes.trained))
+    copies = (sizes.config.algorithm.kl.coefficient > 0 and verl.lora is None) + (verl.old_logprob == "last_sync")
+    offload = ("parameters", "optimizer") if sizes.keeps_states_on_cpu else verl.offload
+    states = here * ("parameters" in offload) + 2 * trained * ("optimizer" in offload)
+    states += trained * sizes.keeps_states_on_cpu  # gradients
+    # Servers with adapters keep the base model while they sleep (vllm_async_server.py:1303).
+    is_kept = sync_of(verl) == "adapter" and verl.release_memory
+    asleep = sizes.server_weights * verl.devices_per_node if is_kept else 0
     phases = {
         "start": [("weights", loading)],
-        "training": [("copies of the weights", here * copies), ("offload", states)],
+        "training": [
+            ("copies of the weights", trained * copies),
+            ("offload", states),
+            ("weights of sleeping servers", asleep),
+        ],
     }
     return _device("host memory of a training machine", verl.nodes, None, phases)
 
 
-def _offloaded(verl: VerlConfig) -> int:
-    """Float32 numbers per parameter that ``verl.offload`` keeps in host memory."""
-    return ("parameters" in verl.offload) + 2 * ("optimizer" in verl.offload)
+def _linear_layers(shape: TransformerShape) -> dict[str, int]:
+    """Inputs plus outputs of the linear layers of one transformer layer, by their usual names."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden, wide = shape.hidden, shape.intermediate
+    attention = {
+        "q_proj": hidden + queries,
+        "k_proj": hidden + keys,
+        "v_proj": hidden + keys,
+        "o_proj": queries + hidden,
+    }
+    return attention | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + wide)
 
 
 def _device(name: str, count: int, capacity: int | None, phases: dict[str, Parts]) -> Device:

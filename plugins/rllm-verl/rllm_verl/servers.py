@@ -40,7 +40,9 @@ class Servers:
     def _start(self) -> Any:
         is_separated = not self._verl.actor_rollout_ref.hybrid_engine
         group = {} if is_separated else {"worker_group": self._trainers}
-        manager = verl_api.use("LLMServerManager").create(config=self._verl, **group)
+        from rllm_verl.reporting import ReportingManager
+
+        manager = ReportingManager.create(config=self._verl, **group)
         engine = verl_api.use("omega_conf_to_dataclass")(self._verl.actor_rollout_ref.rollout.checkpoint_engine)
         replicas = manager.get_replicas()
         self._weights = verl_api.use("CheckpointEngineManager")(engine, self._trainers, replicas)
@@ -66,6 +68,10 @@ class Servers:
             f"server {number}": self._engine(OneServer(replica._server_handle), parser, max_model_tokens, may_seed=True)
             for number, replica in enumerate(self._manager.get_replicas())
         }
+
+    def handles(self) -> dict[str, Any]:
+        """Ray handles of the servers, by their names."""
+        return {f"server {number}": each._server_handle for number, each in enumerate(self._manager.get_replicas())}
 
     def _engine(self, client: Any, parser: BaseParser, max_model_tokens: int, *, may_seed: bool) -> VerlEngine:
         return VerlEngine(

@@ -12,6 +12,7 @@ from rllm_core.config import ConfigError, RunConfig
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
+from rllm_verl.lora import model_settings
 from rllm_verl.losses import VerlLoss
 
 if TYPE_CHECKING:
@@ -32,8 +33,15 @@ OWNED = (
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.hybrid_engine",
+    "actor_rollout_ref.model.lora",
+    "actor_rollout_ref.model.lora.merge",
+    "actor_rollout_ref.model.lora.rank",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.target_modules",
     "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.strategy",
     "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
@@ -133,6 +141,7 @@ def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str
                 "use_remove_padding": True,
                 "enable_gradient_checkpointing": settings.gradient_checkpointing,
                 "override_config": {"attn_implementation": settings.attention},
+                **model_settings(settings),
             },
             "actor": _actor(config, settings, loss),
             "ref": _sharding(settings, forward_only=True)
@@ -189,7 +198,10 @@ def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str,
             "use_torch_compile": False,
             # Without chunks, the entropy takes 6.5 times the logits in float32. See also `rllm_verl.entropy`.
             "entropy_from_logits_with_chunking": True,
-            "checkpoint": {"save_contents": ["model", "optimizer", "extra"]},
+            "checkpoint": {
+                "save_contents": ["model", "optimizer", "extra"],
+                "save_lora_only": settings.lora is not None,
+            },
             "optim": {
                 "lr": optimizer.learning_rate,
                 "weight_decay": optimizer.weight_decay,

@@ -30,8 +30,10 @@ IMPORTS: dict[str, dict[str, str]] = {
         "RayClassWithInitArgs": "verl.single_controller.ray",
         "RayResourcePool": "verl.single_controller.ray",
         "RayWorkerGroup": "verl.single_controller.ray",
+        "VLLM_LORA_INT_ID": "verl.workers.rollout.vllm_rollout.utils",
         "agg_loss": "verl.trainer.ppo.core_algos",
         "assign_non_tensor": "verl.utils.tensordict_utils",
+        "collect_lora_params": "verl.utils.fsdp_utils",
         "entropy_from_logits_with_chunking": "verl.utils.torch_functional",
         "get_non_tensor": "verl.utils.tensordict_utils:get",
         "get_seqlen_balanced_partitions": "verl.utils.seqlen_balancing",
@@ -43,6 +45,9 @@ IMPORTS: dict[str, dict[str, str]] = {
         "ppo_loss": "verl.workers.utils.losses",
         "register": "verl.single_controller.base.decorator",
         "register_policy_loss": "verl.trainer.ppo.core_algos",
+        "vLLMColocateWorkerExtension": "verl.workers.rollout.vllm_rollout.utils",
+        "vLLMHttpServer": "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        "vLLMReplica": "verl.workers.rollout.vllm_rollout.vllm_async_server",
     },
 }
 # Module of verl's Hydra configurations, and the trainer's base configuration.

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from rllm_core.config import RunConfig
-from rllm_verl import verl_api
+from rllm_verl import adapter_weights, verl_api
 from rllm_verl.entropy import recomputed_entropy
+from rllm_verl.lora import sync_of
 from rllm_verl.losses import VerlLoss
+from rllm_verl.sent import SentTensors
+from rllm_verl.settings import verl_settings
 from rllm_verl.worker_process import plugins
 
 Dispatch = verl_api.use("Dispatch")
@@ -35,13 +39,18 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
     def __init__(self, config: Any, role: str, run: RunConfig, **kwargs: Any) -> None:
         super().__init__(config=config, role=role, **kwargs)
         self._run = run
+        self._settings = verl_settings(run)
         self._synced: list[torch.Tensor] = []
+        self._initial: list[torch.Tensor] | None = None  # adapters that the run started from, unless they are new
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Registers the policy loss, then loads the models."""
         VerlLoss(self._run, plugins).register()
+        torch.manual_seed(self._run.training.seed)  # of new adapters
         super().init_model()
+        if self._settings.lora is not None and self._settings.lora.adapter:
+            self._initial = self._copied()
         if self.actor is not None and hasattr(self.actor.engine, "compute_entropy_from_logits"):  # FSDP's engine
             self.actor.engine.compute_entropy_from_logits = recomputed_entropy
 
@@ -73,6 +82,55 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         finally:
             self._load(current)
 
+    @register(dispatch_mode=by_rank(mesh_name="actor"))
+    def compute_initial_log_prob(self, data: Any) -> Any:
+        """`compute_log_prob` with the adapters that the run started from: new ones have no effect, so with none."""
+        if self._initial is None:
+            verl_api.use("assign_non_tensor")(data, no_lora_adapter=True)
+            return self.compute_log_prob(data)
+        current = self._copied()
+        self._load(self._initial)
+        try:
+            return self.compute_log_prob(data)
+        finally:
+            self._load(current)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
+        """Sends the weights to the servers; see `rllm_verl.lora.sync_of`.
+
+        Merges adapters itself with FSDP2, because verl rounds merged weights to bfloat16 (transformer_impl.py:1083).
+        """
+        if sync_of(self._settings) != "merged" or self._settings.strategy != "fsdp2":
+            return await super().update_weights(global_steps=global_steps, mode=mode)
+        weights = adapter_weights.merged(self.actor.engine.module, self.actor.device_name)
+        return await self.checkpoint_engine.send_weights(weights, global_steps=global_steps) or {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sent_names(self) -> dict[str, list[str]]:
+        """Names of the tensors that a weight sync sends; see `SentTensors.names`."""
+        return self._sent().names()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def report_sent(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Fingerprints of parts of tensors, as a weight sync sends them now; see `SentTensors.report`."""
+        return self._sent().report(parts)
+
+    def _sent(self) -> SentTensors:
+        return SentTensors(self.actor.engine.module, self.actor.device_name, sync_of(self._settings))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_adapter(self, folder: str) -> None:
+        """Writes the adapters in PEFT's format, on rank 0; gathers them on all ranks."""
+        module = self.actor.engine.module
+        if self._settings.strategy == "fsdp2":
+            weights = adapter_weights.gathered(module, self.actor.device_name)
+        else:
+            collect = verl_api.use("collect_lora_params")
+            weights = collect(module=module, layered_summon=False, base_sync_done=True)
+        if self.rank == 0:
+            adapter_weights.save(Path(folder), weights, module, self._run.model.path)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_weights(self, path: str) -> None:
         """Loads the weights of a checkpoint into the actor or the reference, without optimizer and random states."""
@@ -83,10 +141,12 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
             engine.load_checkpoint(path, del_local_after_load=False)
         finally:
             manager.checkpoint_load_contents = contents
+        if self._settings.lora is not None:
+            self._initial = self._copied()
 
     def _shares(self) -> list[torch.Tensor]:
-        """This rank's share of each parameter."""
-        parameters = self.actor.engine.module.parameters()
+        """This rank's share of each trained parameter."""
+        parameters = [each for each in self.actor.engine.module.parameters() if each.requires_grad]
         return [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
 
     @torch.no_grad()

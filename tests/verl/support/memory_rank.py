@@ -37,7 +37,7 @@ def main() -> None:
     measured: dict[str, int] = {"weights": local_bytes(weights), "tokens": int(rank.data.batch["attention_mask"].sum())}
 
     def count_gradients(*_: Any) -> None:
-        measured["gradients"] = local_bytes(weight.grad for weight in weights)
+        measured["gradients"] = local_bytes(weight.grad for weight in weights if weight.requires_grad)
 
     engine.optimizer.register_step_pre_hook(count_gradients)
     config = rank.worker.model_config.hf_config

@@ -1,7 +1,8 @@
 """One rank of a verl ``TrainingWorker`` outside Ray: ``python training_rank.py MODEL_FOLDER OUTPUT_FOLDER``.
 
 Reads its rank from the environment, as torch.distributed does. Scores a batch, updates on it, saves, updates again,
-loads, and repeats the same updates. Every rank writes its results to ``rank<N>.json``; rank 0 also writes the weights.
+loads, and repeats the same updates. With ``TEST_LORA_RANK``, it trains adapters of that rank. Every rank writes its
+results to ``rank<N>.json``; rank 0 also writes the weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rllm_verl.adapter_weights import merged
 from safetensors.torch import save_file
 from verl import DataProto
 from verl.trainer.config import CheckpointConfig
@@ -32,6 +34,7 @@ from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_pad
 ROWS, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 8, 12
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
 UPDATES_AFTER_CHECKPOINT = 2
+LORA_RANK = "TEST_LORA_RANK"
 
 
 def batch(vocab_size: int) -> dict[str, torch.Tensor]:
@@ -53,8 +56,8 @@ def batch(vocab_size: int) -> dict[str, torch.Tensor]:
     }
 
 
-def training_worker(model: str) -> TrainingWorker:
-    """A policy in fp32 under FSDP2, on the number of ranks set in the environment."""
+def training_worker(model: str, lora_rank: int) -> TrainingWorker:
+    """A policy in fp32 under FSDP2, on the ranks set in the environment; with adapters if they have a rank."""
     optimizer = FSDPOptimizerConfig(lr=1e-4, total_training_steps=10)
     engine = FSDPEngineConfig(
         strategy="fsdp2",
@@ -74,6 +77,7 @@ def training_worker(model: str) -> TrainingWorker:
                 use_remove_padding=True,
                 override_config={"attn_implementation": "sdpa"},
                 enable_gradient_checkpointing=False,
+                lora_rank=lora_rank,
             ),
             engine_config=engine,
             optimizer_config=optimizer,
@@ -99,7 +103,9 @@ class Rank:
     """This rank's rows, prepared as a worker group would."""
 
     def __init__(self, model: str) -> None:
-        self.worker = training_worker(model)
+        self.has_adapters = LORA_RANK in os.environ
+        torch.manual_seed(0)  # of new adapters
+        self.worker = training_worker(model, int(os.environ.get(LORA_RANK, "0")))
         self.ranks = torch.distributed.get_world_size()
         rows = batch(self.worker.model_config.hf_config.vocab_size)
         share = ROWS // self.ranks
@@ -130,7 +136,9 @@ class Rank:
         return {name: metrics[name][0] for name in ("loss", "grad_norm")}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All weights, gathered from the ranks."""
+        """All weights, gathered from the ranks and with adapters merged in."""
+        if self.has_adapters:
+            return dict(merged(self.worker.engine.module, "cpu"))
         weights, _ = self.worker.engine.get_per_tensor_param()
         return {name: weight.detach().clone().contiguous() for name, weight in weights}
 

@@ -1,0 +1,140 @@
+"""Fingerprints of tensors, and where a worker of a split server has which part of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rllm_verl.fingerprint import CHUNK, Fingerprint
+from rllm_verl.served import Served
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    VocabParallelEmbedding,
+    VocabParallelEmbeddingShardIndices,
+)
+
+HEAD, HIDDEN, WIDE, WORDS = 4, 16, 24, 10
+QUERIES, KEYS = 4, 2  # heads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_every_changed_number_and_every_exchange_of_two_changes_the_checksum(dtype: torch.dtype) -> None:
+    original = torch.arange(1, 301).to(dtype).view(3, 100)
+    checksum = Fingerprint.of(original).checksum
+    assert Fingerprint.of(original.clone()).checksum == checksum
+    found = {checksum}
+    for place in range(original.numel()):
+        changed = original.clone().view(-1)
+        changed[place] += 1 + changed[place] // 64  # the next number that a bfloat16 can be
+        found.add(Fingerprint.of(changed).checksum)
+    assert len(found) == 301
+    swapped = original[[1, 0, 2]]
+    assert Fingerprint.of(swapped).checksum != checksum
+    assert Fingerprint.of(swapped).norm == pytest.approx(Fingerprint.of(original).norm)
+
+
+def test_chunks_are_put_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(2 * CHUNK + 7, generator=generator)
+    checksum = Fingerprint.of(whole).checksum
+    for place in (0, CHUNK - 1, CHUNK, 2 * CHUNK + 6):
+        changed = whole.clone()
+        changed[place] = torch.nextafter(changed[place], torch.tensor(torch.inf))
+        assert Fingerprint.of(changed).checksum != checksum
+    assert Fingerprint.of(whole).norm == pytest.approx(float(whole.double().norm()), rel=1e-4)
+
+
+def test_values_decide_and_not_the_layout() -> None:
+    matrix = torch.randn(6, 8)
+    assert Fingerprint.of(matrix.t().contiguous().t()) == Fingerprint.of(matrix)
+    assert Fingerprint.of(torch.empty(0)).norm == 0
+    assert Fingerprint.of(torch.zeros(2)).checksum != Fingerprint.of(torch.tensor([0.0, -0.0])).checksum
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Servers that are split over two or four devices
+
+
+def layer(kind: type[torch.nn.Module], weight: torch.Tensor, **attributes: Any) -> torch.nn.Module:
+    """A layer of vLLM as it is on one worker, without the process group that its constructor needs."""
+    made = kind.__new__(kind)
+    torch.nn.Module.__init__(made)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return made
+
+
+def worker(weights: dict[str, torch.Tensor], rank: int, size: int) -> torch.nn.Module:
+    """Model with one layer as on ``rank`` of ``size`` workers, split as Megatron-LM does (Shoeybi et al. 2019)."""
+    heads, copies = QUERIES // size, max(1, size // KEYS)
+    keys = max(1, KEYS // size)
+    q, k, v = (weights[f"{name}_proj"] for name in "qkv")
+    mine = slice((rank // copies) * keys * HEAD, (rank // copies + 1) * keys * HEAD)
+    packed = torch.cat([q[rank * heads * HEAD :][: heads * HEAD], k[mine], v[mine]])
+    common = {"tp_rank": rank, "tp_size": size, "quant_method": UnquantizedLinearMethod()}
+    wide, words = WIDE // size, WORDS // size
+    gate_up = torch.cat([weights[name][rank * wide :][:wide] for name in ("gate_proj", "up_proj")])
+    model = torch.nn.Module()
+    model.packed_modules_mapping = {  # type: ignore[assignment]
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    model.part = torch.nn.Module()
+    model.part.qkv_proj = layer(
+        QKVParallelLinear,
+        packed,
+        **common,
+        num_heads=heads,
+        num_kv_heads=keys,
+        head_size=HEAD,
+        num_kv_head_replicas=copies,
+    )
+    model.part.gate_up_proj = layer(MergedColumnParallelLinear, gate_up, **common, output_sizes=[WIDE, WIDE])
+    down = weights["down_proj"][:, rank * wide :][:, :wide]
+    model.part.down_proj = layer(RowParallelLinear, down, **common, output_size=HIDDEN, input_size_per_partition=wide)
+    padded = torch.cat([weights["embed_tokens"][rank * words :][:words], torch.zeros(3, HIDDEN)])
+    first, last = rank * words, (rank + 1) * words
+    indices = VocabParallelEmbeddingShardIndices(first, last, 0, 0, first, last, 0, 0)
+    model.part.embed_tokens = layer(VocabParallelEmbedding, padded, shard_indices=indices)
+    model.part.norm = torch.nn.LayerNorm(HIDDEN)
+    model.part.norm.weight.data.copy_(weights["norm"])
+    return model
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_workers_together_have_every_tensor(size: int) -> None:
+    rows = {"q": QUERIES * HEAD, "k": KEYS * HEAD, "v": KEYS * HEAD, "gate": WIDE, "up": WIDE}
+    weights = {f"{name}_proj": torch.randn(count, HIDDEN) for name, count in rows.items()}
+    words = WORDS // size * size
+    weights |= {"down_proj": torch.randn(HIDDEN, WIDE), "embed_tokens": torch.randn(words, HIDDEN)}
+    weights |= {"norm": torch.randn(HIDDEN)}
+    for name, whole in weights.items():
+        seen = torch.zeros_like(whole, dtype=torch.bool)
+        for rank in range(size):
+            part = Served(worker(weights, rank, size), None).part(f"part.{name}.weight")
+            assert part is not None, name
+            place = (slice(*part.rows),) + (() if part.columns is None else (slice(*part.columns),))
+            torch.testing.assert_close(part.tensor.data, whole[place], rtol=0, atol=0, msg=f"{name} on {rank}")
+            seen[place] = True
+        assert seen.all(), name
+
+
+def test_what_is_stored_in_another_shape_is_not_compared() -> None:
+    model = torch.nn.Module()
+    model.part = torch.nn.Module()
+    model.part.packed_experts = torch.nn.Module()
+    model.part.packed_experts.weight = torch.nn.Parameter(torch.randn(2, 3, 4))
+    quantized = layer(RowParallelLinear, torch.randn(4, 4), tp_rank=0, output_size=4, input_size_per_partition=4)
+    quantized.quant_method = object()  # type: ignore[assignment]
+    model.part.down_proj = quantized
+    served = Served(model, None)
+    assert served.adapter() is None
+    for name in ("part.packed_experts.weight", "part.down_proj.weight", "part.missing.weight", "part.down_proj.lora_A"):
+        assert served.part(name) is None, name

@@ -1,0 +1,138 @@
+"""Which tensors the proof of identity compares, when, and how servers that do not answer well are named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rllm_verl.identity import WEIGHTS, Identity
+from rllm_verl.lora import Adapter
+from rllm_verl.proofs import Proofs
+
+from rllm_core.errors import RunError
+
+NAMES = [f"layer{number}.weight" for number in range(2 * WEIGHTS + 3)]
+ADAPTERS = ["layer0.lora_A", "layer0.lora_B"]
+VERSION = 7
+PLACE = {"rows": [0, 2], "columns": [0, 3], "dtype": "float32"}
+
+
+class Trainers:
+    """Group of two ranks; the second gathers, and its answers are not used."""
+
+    def sent_names(self) -> list[dict[str, list[str]]]:
+        return [{"weights": NAMES, "adapters": ADAPTERS}] * 2
+
+    def report_sent(self, parts: list[dict[str, Any]]) -> list[Any]:
+        return [[{"checksum": f"sum of {part['name']}", "norm": 1.0} for part in parts], []]
+
+
+class Server:
+    """A server with two workers that serve what the trainers send, but for ``changes`` to the second one's report."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], Any] = lambda report: None) -> None:
+        self.asked: list[list[str]] = []
+        self._change = change
+        self.report = SimpleNamespace(remote=self._report)
+
+    async def _report(self, names: list[str]) -> dict[str, Any]:
+        self.asked.append(names)
+        workers = [
+            {
+                "adapter": {"rank": 8, "scaling": 2.0},
+                "tensors": {name: {**PLACE, "checksum": f"sum of {name}", "norm": 1.0} for name in names},
+            }
+            for _ in range(2)
+        ]
+        report = {"version": VERSION, "workers": workers}
+        await asyncio.sleep(0)
+        self._change(report)
+        return report
+
+
+class Cluster:
+    async def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def identity(*servers: Server, deadline_seconds: float = 60.0) -> Identity:
+    named = {f"server {number}": server for number, server in enumerate(servers)}
+    adapter = Adapter(rank=8, alpha=16.0, target_modules=())
+    cluster: Any = Cluster()
+    return Identity(cluster, named, Trainers(), adapter=adapter, deadline_seconds=deadline_seconds)
+
+
+def test_adapters_are_always_compared_and_weights_take_turns() -> None:
+    server = Server()
+    proof = identity(server)
+    for _ in range(3):
+        assert asyncio.run(proof.check(VERSION)) == {"sync_tensors_compared": len(ADAPTERS) + WEIGHTS}
+    assert all(set(ADAPTERS) < set(names) for names in server.asked)
+    assert {name for names in server.asked for name in names} == {*ADAPTERS, *NAMES}
+
+
+def another_value(report: dict[str, Any]) -> None:
+    report["workers"][1]["tensors"]["layer0.lora_B"].update(checksum="other", norm=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            another_value,
+            r"does not serve the trainer's weights: 1 of 10 compared tensors differ, such as layer0.lora_B "
+            r"\(norm 2 there, 1 at the trainer\)",
+        ),
+        (lambda report: report.update(version=VERSION - 1), "has version 6"),
+        (lambda report: report["workers"][1].update(adapter=None), "serves no adapters"),
+        (
+            lambda report: report["workers"][0].update(adapter={"rank": 4, "scaling": 2.0}),
+            "serves adapters of rank 4 and scaling 2, and the trainer has rank 8 and scaling 2",
+        ),
+    ],
+)
+def test_the_second_of_three_servers_is_named(change: Callable[[dict[str, Any]], Any], said: str) -> None:
+    with pytest.raises(RunError, match=f"weight sync to version 7: server 1 of 3 servers {said}"):
+        asyncio.run(identity(Server(), Server(change), Server()).check(VERSION))
+
+
+def test_a_tensor_that_no_server_can_report_is_not_counted() -> None:
+    def hide(report: dict[str, Any]) -> None:
+        for worker in report["workers"]:
+            worker["tensors"]["layer0.weight"] = None
+
+    found = asyncio.run(identity(Server(hide), Server(hide)).check(VERSION))
+    assert found == {"sync_tensors_compared": len(ADAPTERS) + WEIGHTS - 1}
+
+
+def test_a_server_that_never_reports_is_named() -> None:
+    async def never(names: list[str]) -> None:
+        await asyncio.Event().wait()
+
+    silent = Server()
+    silent.report = SimpleNamespace(remote=never)
+    with pytest.raises(RunError, match=r"server 1 did not report its weights within 0\.1 s"):
+        asyncio.run(identity(Server(), silent, deadline_seconds=0.1).check(VERSION))
+
+
+@pytest.mark.parametrize(("every", "checked"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (100, [0])])
+def test_the_first_sync_is_always_checked_and_then_every_nth(every: int, checked: list[int]) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Proof:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def check(self, version: int) -> dict[str, float]:
+            seen.append((self.name, version))
+            return {self.name: 1.0}
+
+    identity_proof: Any = Proof("identity")
+    canary: Any = Proof("numbers")
+    proofs = Proofs(identity_proof, canary, every)
+    metrics = [asyncio.run(proofs.check(version)) for version in range(7)]
+    assert seen == [(name, version) for version in checked for name in ("identity", "numbers")]
+    assert [version for version, found in enumerate(metrics) if found] == checked
