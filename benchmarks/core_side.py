@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real_vocabulary import peak_mb
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
 from benchmarks.workloads import plugin_manager, run_config
@@ -43,7 +44,7 @@ class _GatedProgress(Progress):
         """See `Progress`."""
         # Not all backends report the number of trained tokens, which depends on their layout.
         counts = {name: metrics[name] for name in COUNTS if name in metrics}
-        self._gate.step_ended(metrics["step"], **counts)
+        self._gate.step_ended(metrics["step"], peak_mb=peak_mb(), **counts)
 
 
 def train(request: Row, gate: Gate) -> Row:

@@ -3,7 +3,8 @@
     python -m benchmarks.local
 
 Figures: ``steps_per_second_over_trl``, ``steps_per_second_over_trl_long``, ``tokens_per_second_over_hf_generate``,
-``reward_after_equal_steps``. Creates the environment ``.venv-bench`` with TRL on first use.
+``reward_after_equal_steps``, ``real_vocabulary_steps_per_second_over_trl``, ``real_vocabulary_peak_over_trl``,
+``real_vocabulary_peak_over_bare_transformers``. Creates the environment ``.venv-bench`` with TRL on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from benchmarks.peer_environments import enter_peer_environment
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, paired_ratio, run
 
 WARM_UP_STEPS = 2
-PARTS = ("sampling", "sort", "endless")
+PARTS = ("sampling", "sort", "endless", "real_vocabulary")
+STEPS_PER_SECOND = {
+    "sort": "steps_per_second_over_trl",
+    "endless": "steps_per_second_over_trl_long",
+    "real_vocabulary": "real_vocabulary_steps_per_second_over_trl",
+}
+PEAKS = {"trl": "real_vocabulary_peak_over_trl", "bare": "real_vocabulary_peak_over_bare_transformers"}
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
@@ -28,6 +35,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
     from benchmarks import sampling
     from benchmarks.endless import make_endless_model
+    from benchmarks.real_vocabulary import make_real_vocabulary_model
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -41,6 +49,10 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         if "endless" in options.parts:
             model = make_endless_model(starter, folder / "endless")
             train_in_turns("endless", model, 0, options.long_steps, folder, trials)
+        if "real_vocabulary" in options.parts:
+            model = make_endless_model(make_real_vocabulary_model(folder / "real"), folder / "real_endless")
+            train_in_turns("real_vocabulary", model, 0, options.real_steps, folder, trials)
+            train_bare(model, trials)
 
 
 def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Path, trials: RawTrials) -> None:
@@ -62,6 +74,18 @@ def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Pa
             trials.add({"kind": "trained", **about, "steps": steps, "side": "trl", **theirs})
 
 
+def train_bare(model: Path, trials: RawTrials) -> None:
+    """Trains with a bare loop of transformers, for its memory."""
+    from benchmarks.sides import Side
+
+    with Side("bare", "benchmarks.real_vocabulary") as bare:
+        bare.begin({"workload": "real_vocabulary", "model": str(model), "seed": 0, "steps": WARM_UP_STEPS + 1})
+        for _ in range(WARM_UP_STEPS + 1):
+            row = {"kind": "step", "workload": "real_vocabulary", "seed": 0, "side": "bare", **bare.step()}
+            trials.add(row)
+        bare.end()
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Figures
 
@@ -69,7 +93,7 @@ def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Pa
 def figures(rows: Sequence[Row]) -> Figures:
     """Computes the figures of the measured parts."""
     found: Figures = {}
-    for workload, name in (("sort", "steps_per_second_over_trl"), ("endless", "steps_per_second_over_trl_long")):
+    for workload, name in STEPS_PER_SECOND.items():
         if of_kind(rows, "step", workload=workload):
             found[name] = round(steps_ratio(rows, workload, "wall_seconds"), 2)
             found[f"{name}_cpu"] = round(steps_ratio(rows, workload, "cpu_seconds"), 2)
@@ -77,6 +101,9 @@ def figures(rows: Sequence[Row]) -> Figures:
                 side: round(1e3 * statistics.median(step_seconds(rows, workload, side, "wall_seconds").values()), 1)
                 for side in ("core", "trl")
             }
+    if peaks := peaks_mb(rows):
+        found["real_vocabulary_peak_mb"] = peaks
+        found |= {name: round(peaks["core"] / peaks[side], 2) for side, name in PEAKS.items()}
     if of_kind(rows, "sampling"):
         by_model = sampling_ratios(rows, "wall_seconds")
         found["tokens_per_second_over_hf_generate"] = min(by_model.values())
@@ -88,6 +115,13 @@ def figures(rows: Sequence[Row]) -> Figures:
             for name, side in (("ours", "core"), ("trl", "trl"))
         }
     return found
+
+
+def peaks_mb(rows: Sequence[Row]) -> dict[str, int]:
+    """Returns the largest resident memory of each side with a real vocabulary."""
+    steps = of_kind(rows, "step", workload="real_vocabulary")
+    sides = {row["side"] for row in steps}
+    return {side: round(max(row["peak_mb"] for row in steps if row["side"] == side)) for side in sorted(sides)}
 
 
 def step_seconds(rows: Sequence[Row], workload: str, side: str, clock: str) -> dict[tuple[int, int], float]:
@@ -122,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of the starter task, each with another seed")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps per run")
     parser.add_argument("--long-steps", type=int, default=10, help="optimizer steps with long completions")
+    parser.add_argument("--real-steps", type=int, default=6, help="optimizer steps with a real vocabulary")
     parser.add_argument("--sampling-trials", type=int, default=15, help="trials per model, batch and side")
     if not any(argument.startswith("--from-raw") for argument in given) and not {"-h", "--help"} & set(given):
         enter_peer_environment("benchmarks.local", given)

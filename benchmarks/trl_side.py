@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import endless
+from benchmarks.real_vocabulary import peak_mb
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
-from benchmarks.workloads import plugin_manager, run_config, training_tasks
+from benchmarks.workloads import WORKFLOWS, plugin_manager, run_config, training_tasks
 from rllm_core import providers
 from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
@@ -43,7 +44,10 @@ class _Gated(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
         self._gate.step_ended(
-            state.global_step, sampled_tokens=self._rewards.sampled_tokens, reward_mean=self._rewards.reward_mean
+            state.global_step,
+            sampled_tokens=self._rewards.sampled_tokens,
+            reward_mean=self._rewards.reward_mean,
+            peak_mb=peak_mb(),
         )
 
 
@@ -135,8 +139,10 @@ def train(request: Row, gate: Gate) -> Row:
     """Trains one run and saves the model to ``request["save_to"]``; other keys as in `benchmarks.core_side.train`."""
     torch.set_num_threads(1)
     plugins = plugin_manager()
-    workload = request["workload"]
-    config = run_config(plugins, workload, model=request["model"], seed=request["seed"], steps=request["steps"])
+    config = run_config(
+        plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"]
+    )
+    workload = WORKFLOWS[request["workload"]]
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     tasks = training_tasks(_load(plugins, providers.WorkflowProvider, workload)(), config)
     prompts = [prompt_of(workload, task) for task in tasks]

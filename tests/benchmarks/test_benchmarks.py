@@ -64,6 +64,18 @@ def test_a_step_that_only_one_side_finished_counts_for_nothing() -> None:
     assert local.figures(rows)["steps_per_second_over_trl"] == 2.0
 
 
+def test_peaks_are_the_largest_of_each_side() -> None:
+    rows = []
+    for number, (core, trl, bare) in enumerate([(800, 1000, 500), (900, 1800, 1200), (850, 1500, 1000)], start=1):
+        for side, peak in (("core", core), ("trl", trl), ("bare", bare)):
+            rows.append({**step("real_vocabulary", side, number, 1.0), "peak_mb": peak})
+    found = local.figures(rows)
+    assert found["real_vocabulary_peak_mb"] == {"bare": 1200, "core": 900, "trl": 1800}
+    assert found["real_vocabulary_peak_over_trl"] == 0.5
+    assert found["real_vocabulary_peak_over_bare_transformers"] == 0.75
+    assert found["real_vocabulary_steps_per_second_over_trl"] == 1.0
+
+
 def test_the_sampling_figure_is_the_smallest_of_all_models_and_batches() -> None:
     rows = []
     for model, batch, theirs in (("starter", 8, 3.0), ("starter", 128, 1.5), ("half_million", 8, 2.0)):

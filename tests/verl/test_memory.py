@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from conversations import conversations, written
 from rank_runs import RANKS, train
 from rllm_verl.config import LoRAConfig, VerlConfig
 from rllm_verl.memory import estimate, installed_bytes
 from training_rank import LORA_RANK
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from verl_runs import overrides
 
 from rllm_core.cli import Session, cli
 from rllm_core.config import RunConfig
@@ -222,6 +224,23 @@ def test_offload_does_not_lower_the_peak_of_training_but_makes_room_for_servers(
     assert offloaded["training"] == kept["training"]
     assert {"weights", "optimizer"} <= set(kept["generation"])
     assert not {"weights", "optimizer"} & set(offloaded["generation"])
+
+
+def test_a_supervised_run_has_no_servers(tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows.jsonl", conversations(3))
+    model = tmp_path / "model"
+    model.mkdir()
+    described = {"model_type": "qwen2", "max_position_embeddings": 512, **SHAPES["qwen2"]}
+    (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    arguments = ["train", "sft", "--backend", "verl", "--parser", "chat_template", "--dry-run", "--json"]
+    for override in overrides(model, f"sft.train={rows}", "training.rollouts_per_group=1"):
+        arguments += ["-o", override]
+    done = CliRunner().invoke(cli, arguments, obj=Session(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    devices = json.loads(done.stdout)["memory"]["devices"]
+    assert [device["name"] for device in devices] == ["trainer", "host memory of a training machine"]
+    assert set(devices[0]["phases"]) == {"training"}
+    assert "server weights" not in devices[0]["phases"]["training"]
 
 
 def test_a_model_that_is_not_here_is_not_checked(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch.utils.data import DistributedSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset as create_by_verl
 from verl.utils.dataset.dataset_utils import SFTTensorCollator
-from verl_runs import RUN_SECONDS, Run, verify
+from verl_runs import RUN_SECONDS, Run, command_line, verify
 
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.backend import OptimizerStep
@@ -266,9 +267,11 @@ def test_verls_collator_takes_the_rows_unpadded(make: Make, tmp_path: Path) -> N
 
 
 def test_workflow_sft_on_verl_is_workflow_sft_on_local(model: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", conversations(ROWS))
+    rows = conversations(ROWS + 20)
+    path, held_out = written(tmp_path / "rows.jsonl", rows[:ROWS]), written(tmp_path / "held_out.jsonl", rows[ROWS:])
     common = (
-        f"sft.train={path}", "training.groups_per_step=20", "training.rollouts_per_group=1", "training.steps=10",
+        f"sft.train={path}", f"sft.validation={held_out}", "training.validation_rollouts=8",
+        "training.groups_per_step=20", "training.rollouts_per_group=1", "training.steps=10",
         "optimizer.learning_rate=1e-3",
     )  # fmt: skip
     on_verl = Run.start(tmp_path / "verl", model, *common, workflow="sft")
@@ -276,7 +279,14 @@ def test_workflow_sft_on_verl_is_workflow_sft_on_local(model: Path, tmp_path: Pa
     options = [word for override in (f"model.path={model}", *common) for word in ("-o", override)]
     on_local = tmp_path / "local"
     subprocess.run([*command, "--run-dir", str(on_local), *options], check=True, timeout=RUN_SECONDS)
+    workers = set()
+    while on_verl.process.poll() is None:
+        workers |= {command_line(each).partition("(")[0] for each in on_verl.processes("::")}
+        time.sleep(0.5)
     assert on_verl.wait() == 0, on_verl.printed()
+    # A workflow that samples nothing needs no servers and no weight syncs, for its validation neither.
+    assert any("PolicyWorker" in name for name in workers), workers
+    assert not any("vllm" in name.lower() for name in workers), workers
     assert verify(on_verl.path).returncode == 0, verify(on_verl.path).stdout
 
     expected = [json.loads(line) for line in (on_local / "metrics.jsonl").read_text().splitlines()]
@@ -286,4 +296,10 @@ def test_workflow_sft_on_verl_is_workflow_sft_on_local(model: Path, tmp_path: Pa
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=STEP_TOLERANCE)
         assert ours["sampled_tokens"] == theirs["sampled_tokens"]
         assert ours["learning_rate"] == theirs["learning_rate"]
+        assert "sync_logprob_difference" not in ours
     assert found[-1]["loss"] < 0.8 * found[0]["loss"]
+    likelihoods = [
+        [each["nll_per_token"] for each in json.loads((run / "summary.json").read_text())["validation"]]
+        for run in (on_verl.path, on_local)
+    ]
+    assert likelihoods[0] == pytest.approx(likelihoods[1], abs=1e-3)

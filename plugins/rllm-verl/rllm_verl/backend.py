@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.aggregation import AGGREGATIONS
 from rllm_core.assembly.components import aggregation_of
 from rllm_core.backend import (
@@ -28,6 +29,7 @@ from rllm_core.memory import MemoryEstimate
 from rllm_core.memory.transformer import TransformerShape
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
+from rllm_core.providers import AdvantageEstimatorProvider
 from rllm_core.types import Floats, TrainingSample
 from rllm_verl import verl_api
 from rllm_verl.batch import OLD_LOGPROBS, Rows, VerlBatch, lay_out
@@ -117,7 +119,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             device_bytes = installed_bytes()
         actor: Any = OmegaConf.to_container(self._configuration.actor_rollout_ref.actor)
         verl = self.verl.model_copy(update={"max_model_tokens": max_model_tokens(self.config)})
-        return estimate(self.config, verl, actor, shape, device_bytes)
+        return estimate(self.config, verl, actor, shape, device_bytes, has_servers=self._has_servers)
 
     @cached_property
     def _configuration(self) -> DictConfig:
@@ -128,18 +130,22 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.init_rollout_engine`."""
         verl_api.prepare_ray(is_own=not self.verl.ray_address)
         from rllm_verl.cluster import Cluster
-        from rllm_verl.servers import Servers
+        from rllm_verl.servers import Servers, engine_without_servers
 
         verl = self._configuration
         self._cluster = cluster = Cluster(self.config, self.verl)
         await cluster.open()
-        role = "actor" if self.verl.placement == "separated" else "actor_rollout"
+        has_rollout = self._has_servers and self.verl.placement == "colocated"
+        role = "actor_rollout" if has_rollout else "actor"
         self._trainers = await cluster.call("starting the trainers", cluster.start_workers, verl, role)
         if self.config.algorithm.kl.coefficient > 0 and self.verl.lora is None:
             await self._frozen()
+        longest = max_model_tokens(self.config)
+        if not self._has_servers:
+            self._engine = engine_without_servers(parser, longest)
+            return self._engine
         self._servers = Servers(cluster, verl, self._trainers)
         await self._servers.start()
-        longest = max_model_tokens(self.config)
         self._engine = self._servers.engine(parser, longest)
         self._proofs = self._proofs_of(self._servers, parser, longest)
         return self._engine
@@ -161,6 +167,13 @@ class VerlBackend(BackendProtocol[VerlBatch]):
                 deadline_seconds=self.config.training.sync_timeout_seconds,
             )
         return Proofs(identity, canary, self.verl.sync_check_every)
+
+    @cached_property
+    def _has_servers(self) -> bool:
+        """Whether the run samples: an estimator of target tokens needs a workflow that never does."""
+        provided = self.plugins.select(AdvantageEstimatorProvider, self.config.algorithm.name)
+        estimator: type[AdvantageEstimator] = self.plugins.load(provided)
+        return not estimator.learns_written
 
     async def _frozen(self) -> Any:
         """Workers with the run's initial model, on the trainers' devices; started on first use."""
@@ -283,12 +296,13 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """See `BackendProtocol.on_policy_updated`; also checks that the servers have the trainer's weights."""
         engine, proofs = self._engine, self._proofs
         assert engine is not None
-        assert proofs is not None
-        await self._synchronize(update.version)
+        if self._servers is not None:
+            await self._synchronize(update.version)
         engine.weight_version = self._version = update.version
         if self._keeps_synced_weights:
             await self._allocated().call("keeping the weights", self._trainers.remember_synced_weights)
-        self._differences |= await proofs.check(update.version)
+        if proofs is not None:
+            self._differences |= await proofs.check(update.version)
 
     async def _synchronize(self, version: int) -> None:
         assert self._servers is not None
@@ -302,17 +316,16 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     async def enter_training(self) -> None:
         """See `BackendProtocol.enter_training`: servers release their memory until the next weight sync."""
-        assert self._servers is not None
-        await self._servers.sleep()
+        if self._servers is not None:
+            await self._servers.sleep()
 
     async def enter_generation(self) -> None:
         """See `BackendProtocol.enter_generation`: servers without weights get those of the live version again.
 
-        A weight sync has already woken the servers. It has not if the trainer only computed log-probabilities, as in a
-        supervised validation. After an optimizer step, the coming sync wakes them.
+        A weight sync has already woken the servers. It has not if the trainer only computed log-probabilities. After an
+        optimizer step, the coming sync wakes them.
         """
-        assert self._servers is not None
-        if self._servers.are_asleep and self._version is not None:
+        if self._servers is not None and self._servers.are_asleep and self._version is not None:
             await self._synchronize(self._version)
 
     async def save_checkpoint(self, directory: Path) -> None:

@@ -45,6 +45,7 @@ SERVER_ADVICE = (
     "raise verl.server_memory_share or verl.tensor_parallel, or lower verl.max_model_tokens or verl.max_batch_tokens"
 )
 SERVER_START_ADVICE = "lower verl.server_memory_share, or raise verl.tensor_parallel"
+REMARKS = ("unused parts of memory blocks; logits and one recomputed layer are added, which is an upper bound",)
 SYNC_ADVICE = "lower verl.sync_bucket_mb or verl.server_memory_share"
 
 Parts = list[tuple[str, int]]
@@ -198,7 +199,13 @@ class Sizes:
 
 
 def estimate(
-    config: RunConfig, verl: VerlConfig, actor: dict[str, Any], shape: TransformerShape, capacity: int | None
+    config: RunConfig,
+    verl: VerlConfig,
+    actor: dict[str, Any],
+    shape: TransformerShape,
+    capacity: int | None,
+    *,
+    has_servers: bool = True,
 ) -> MemoryEstimate:
     """Returns the memory of a run's devices and machines.
 
@@ -208,8 +215,13 @@ def estimate(
         actor: verl's section ``actor_rollout_ref.actor``.
         shape: Shape of the model.
         capacity: Memory of each device in bytes; None if unknown.
+        has_servers: Whether the run starts servers.
     """
     sizes = Sizes(config, verl, actor, shape, capacity)
+    if not has_servers:
+        phases = {"training": [*sizes.states(training=True), *_work(sizes), ("contexts", TRAINER_CONTEXT_BYTES)]}
+        alone = _device("trainer", verl.trainers, capacity, phases)
+        return MemoryEstimate(devices=(alone, _machine(sizes)), remarks=REMARKS)
     devices = _separated(sizes) if verl.placement == "separated" else [_colocated(sizes)]
     share = None if capacity is None else int(verl.server_memory_share * capacity)
     inside = {"generation": sizes.server_needs}
@@ -217,8 +229,7 @@ def estimate(
         _device(f"server within its share of {verl.server_memory_share:g}", verl.server_devices, share, inside)
     )
     devices.append(_machine(sizes))
-    remarks = ("unused parts of memory blocks; logits and one recomputed layer are added, which is an upper bound",)
-    return MemoryEstimate(devices=tuple(devices), remarks=remarks)
+    return MemoryEstimate(devices=tuple(devices), remarks=REMARKS)
 
 
 def _colocated(sizes: Sizes) -> Device:

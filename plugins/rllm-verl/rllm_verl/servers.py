@@ -131,3 +131,22 @@ class OneServer:
         version = output.extra_fields.get("global_steps")
         output.extra_fields.update(min_global_steps=version, max_global_steps=version)
         return output
+
+
+class NoServers:
+    """Client of a run whose workflow never samples."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """Rejects the request."""
+        raise RunError("this run has started no servers, because its workflow samples nothing")
+
+
+def engine_without_servers(parser: BaseParser, max_model_tokens: int) -> VerlEngine:
+    """Creates the engine of a run whose workflow never samples."""
+    return VerlEngine(
+        NoServers(),
+        parser,
+        vocabulary_size=len(parser.tokenizer),
+        max_model_tokens=max_model_tokens,
+        sends_seeds=False,
+    )
