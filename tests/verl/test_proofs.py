@@ -45,7 +45,10 @@ class Trial:
         session.train(session.sampled(session.run(session.sample(8, seed=session.step)), [1, -1] * 4))
 
 
-@pytest.fixture(scope="module", params=TWO_SERVERS)
+@pytest.fixture(
+    scope="module",
+    params=["full", "adapters", pytest.param("merged", marks=pytest.mark.slow)],  # merged weights are sent like others
+)
 def trial(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
     folder = tmp_path_factory.mktemp("faults")
     faults = Faults(folder / "faults.json")
