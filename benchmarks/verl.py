@@ -15,6 +15,11 @@ separated, and asynchronous separated (one batch ahead, completions resumed acro
 the wall time per step of the last mode divided by that of the *faster* synchronous one; ``..._colocated`` and
 ``..._separated`` compare with each. Goal: below 1.
 
+``--lora``: the same two workloads with adapters of rank 8, on both sides (``lora_...``). A third side is ours without
+the checks after weight syncs, except for the first. ``canary_share`` is the share of a step's CPU time that the
+checks take: the median, over neighbouring steps, of one minus the unchecked step divided by the checked one. Goals:
+``lora_seconds_per_step_over_main_ppo`` at most 1.05, ``canary_share`` at most 0.01.
+
 Creates the environment ``.venv-verl`` on first use.
 """
 
@@ -43,6 +48,10 @@ VERSUS = {"sort": "", "endless": "_long"}
 """Workloads, with the suffix of their figures."""
 PARTS = (*VERSUS, "async")
 SIDES = ("ours", "main_ppo")
+UNCHECKED = "unchecked"
+NEVER = 10**9
+"""``verl.sync_check_every`` of the side that only checks its first weight sync."""
+LORA_RANK = 8
 CLUSTER = "cluster"
 WARM_UP_STEPS = 3
 FILLING_STEPS = 3
@@ -78,7 +87,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
             if workload in options.parts:
                 path = make_endless_model(starter, Path(folder) / "model") if workload == "endless" else starter
                 take_turns(workload, str(path), address, options, trials)
-        if "async" in options.parts:
+        if "async" in options.parts and not options.lora:
             for number in range(options.rounds):
                 for mode in MODES[:: 1 if number % 2 == 0 else -1]:
                     row = {"kind": "run", "mode": mode, "round": number}
@@ -99,7 +108,7 @@ def ray_cluster() -> Iterator[str]:
         ray.init(
             address="local",
             num_cpus=64,
-            num_gpus=2,  # declared only; Ray does not look for them
+            num_gpus=3,  # declared only; Ray does not look for them
             include_dashboard=False,
             object_store_memory=500_000_000,
             log_to_driver=False,
@@ -126,11 +135,11 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def take_turns(workload: str, model: str, address: str, options: argparse.Namespace, trials: RawTrials) -> None:
-    """Trains both sides, taking turns at every step."""
+    """Trains all sides, taking turns at every step."""
     steps = WARM_UP_STEPS + options.steps
     with contextlib.ExitStack() as open_sides:
         sides = []
-        for name in SIDES:
+        for name in (*SIDES, UNCHECKED) if options.lora else SIDES:
             with _environment({SIDE_VARIABLE: name}):
                 sides.append(open_sides.enter_context(Side(name, "benchmarks.verl_sides")))
         for side in sides:
@@ -140,12 +149,14 @@ def take_turns(workload: str, model: str, address: str, options: argparse.Namesp
                 "ray_address": address,
                 "steps": steps,
                 "seed": options.seed,
+                "lora_rank": LORA_RANK if options.lora else 0,
+                "sync_check_every": NEVER if side.name == UNCHECKED else 1,
             }
             side.begin({"side": side.name, **request})
         for step in range(steps):
             for side in sides[:: 1 if step % 2 == 0 else -1]:
                 row = {"kind": "step", "workload": workload, "side": side.name, "warm_up": step < WARM_UP_STEPS}
-                row |= _timed(side)
+                row |= {"lora": options.lora} | _timed(side, [other.name for other in sides if other is not side])
                 trials.add(row)
                 print(
                     f"{side.name:>8} step {row['step']}: {row['wall_seconds']:.2f} s, CPU {_cpu_seconds(row):.2f} s",
@@ -156,17 +167,16 @@ def take_turns(workload: str, model: str, address: str, options: argparse.Namesp
             side.end()
 
 
-def _timed(side: Side) -> Row:
+def _timed(side: Side, waiting: Sequence[str]) -> Row:
     load, before = os.getloadavg()[0], cpu_seconds()
     row: Row = side.step()
     after = cpu_seconds()
-    waiting = next(name for name in SIDES if name != side.name)
     del row["cpu_seconds"]  # covers only one of many processes
     return {
         **row,
         "cpu_seconds_by_process": spent(before, after, side.name),
         "cluster_cpu_seconds": spent(before, after, CLUSTER),
-        "waiting_cpu_seconds": spent(before, after, waiting),
+        "waiting_cpu_seconds": {name: sum(spent(before, after, name).values()) for name in waiting},
         "load_average": load,
     }
 
@@ -199,13 +209,18 @@ def train_in_mode(mode: str, model: str, address: str, options: argparse.Namespa
 def figures(rows: Sequence[Row]) -> Figures:
     """Computes the figures of the measured parts."""
     found: Figures = {}
+    for lora, beginning in ((False, ""), (True, "lora_")):
+        for workload, ending in VERSUS.items():
+            of_workload = _versus(rows, workload, lora=lora)
+            found |= {f"{beginning}{name}{ending}": value for name, value in of_workload.items()}
     for workload, ending in VERSUS.items():
-        found |= {f"{name}{ending}": value for name, value in _versus(rows, workload).items()}
+        found |= {f"{name}{ending}": value for name, value in _checks(rows, workload).items()}
     return found | _asynchronous(rows)
 
 
-def _versus(rows: Sequence[Row], workload: str) -> Figures:
-    timed = {name: of_kind(rows, "step", workload=workload, side=name, warm_up=False) for name in SIDES}
+def _versus(rows: Sequence[Row], workload: str, *, lora: bool) -> Figures:
+    alike = {"workload": workload, "warm_up": False, "lora": lora}
+    timed = {name: of_kind(rows, "step", side=name, **alike) for name in SIDES}
     if not timed["ours"]:
         return {}
     found: Figures = {"steps": len(timed["ours"])}
@@ -215,8 +230,9 @@ def _versus(rows: Sequence[Row], workload: str) -> Figures:
             f"seconds_per_step_over_main_ppo{ending}": round(paired_ratio(zip(theirs, ours, strict=True)), 3),
             f"seconds_per_step_over_main_ppo_total{ending}": round(sum(ours) / sum(theirs), 3),
         }
-    for name, other in (SIDES, SIDES[::-1]):
-        waited = [sum(row["waiting_cpu_seconds"].values()) for row in timed[other]]
+    for name in SIDES:
+        others = of_kind(rows, "step", **alike)
+        waited = [row["waiting_cpu_seconds"][name] for row in others if row["side"] != name]
         found |= {
             f"{name}_cpu_seconds": round(statistics.median(map(_cpu_seconds, timed[name])), 3),
             f"{name}_wall_seconds": round(statistics.median(map(_wall_seconds, timed[name])), 3),
@@ -224,6 +240,19 @@ def _versus(rows: Sequence[Row], workload: str) -> Figures:
             f"{name}_cpu_seconds_by_process": _by_process(timed[name]),
         }
     return found
+
+
+def _checks(rows: Sequence[Row], workload: str) -> Figures:
+    """Share of a step that the checks of the servers take."""
+    alike = {"workload": workload, "warm_up": False, "lora": True}
+    timed = {name: of_kind(rows, "step", side=name, **alike) for name in ("ours", UNCHECKED)}
+    if not timed["ours"]:
+        return {}
+    pairs = zip(map(_cpu_seconds, timed["ours"]), map(_cpu_seconds, timed[UNCHECKED]), strict=True)
+    return {
+        "canary_share": round(1 - paired_ratio(pairs), 4),
+        "unchecked_cpu_seconds": round(statistics.median(map(_cpu_seconds, timed[UNCHECKED])), 3),
+    }
 
 
 def _by_process(rows: Sequence[Row]) -> dict[str, float]:
@@ -267,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verl", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
+    parser.add_argument("--lora", action="store_true", help="train adapters, and measure what the checks of syncs cost")
     parser.add_argument("--steps", type=int, default=20, help="timed steps per side, compared with main_ppo")
     parser.add_argument("--async-steps", type=int, default=13, help="steps per run with a workflow that waits")
     parser.add_argument("--rounds", type=int, default=2, help="runs per mode with a workflow that waits")

@@ -1,8 +1,9 @@
 """Backend ``verl`` and verl's own ``main_ppo``, each in a process that waits between steps (see `sides`).
 
-``ours`` is ``rllm-core train --backend verl``. ``main_ppo`` is the unmodified ``python -m verl.trainer.main_ppo``, with
-the same tasks in the same order and the same reward (`benchmarks.verl_peer`). It has one worker for agent loops and one
-for rewards, because more workers only add processes here. Neither side validates or saves between steps.
+``ours`` is ``rllm-core train --backend verl``, and ``unchecked`` the same without checks after weight syncs.
+``main_ppo`` is the unmodified ``python -m verl.trainer.main_ppo``, with the same tasks in the same order and the same
+reward (`benchmarks.verl_peer`). It has one worker for agent loops and one for rewards, because more workers only add
+processes here. Neither side validates or saves between steps.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def train_ours(workload: Workload, gate: Gate) -> Row:
     return train_gated(workload.config, workload.plugins, gate)
 
 
-SIDES = {"ours": train_ours, "main_ppo": train_main_ppo}
+SIDES = {"ours": train_ours, "unchecked": train_ours, "main_ppo": train_main_ppo}
 
 
 def train(request: Row, gate: Gate) -> Row:

@@ -91,6 +91,8 @@ class Workload:
         ray_address: Address of the shared cluster.
         steps: Number of steps.
         seed: Seed of the tasks.
+        lora_rank: Rank of the adapters; 0 to train all weights.
+        sync_check_every: Our ``verl.sync_check_every``; verl checks nothing.
     """
 
     name: str
@@ -98,6 +100,8 @@ class Workload:
     ray_address: str
     steps: int
     seed: int
+    lora_rank: int = 0
+    sync_check_every: int = 1
 
     @property
     def shape(self) -> Shape:
@@ -127,7 +131,10 @@ class Workload:
             "verl.ray_address": f'"{self.ray_address}"',
             "training.steps": self.steps,
             "training.seed": self.seed,
+            "verl.sync_check_every": self.sync_check_every,
         }
+        if self.lora_rank:
+            settings |= {"verl.lora.rank": self.lora_rank, "verl.lora.alpha": self.lora_rank}
         overrides = [f"{key}={value}" for key, value in settings.items()]
         return load_run_config(self.name, self.plugins, overrides=overrides, backend="verl", parser="chat_template")
 
@@ -154,11 +161,14 @@ def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
         "ppo_max_token_len_per_gpu": TRAINER_TOKENS,
         "use_kl_loss": False,
         "entropy_coeff": 0,
+        "entropy_from_logits_with_chunking": True,
+        "fsdp_config.entropy_from_logits_with_chunking": True,
         "clip_ratio": CLIP_RANGE,
         "clip_ratio_low": CLIP_RANGE,
         "clip_ratio_high": CLIP_RANGE,
         "loss_agg_mode": "token-mean",
         "use_torch_compile": False,
+        "+checkpoint.save_lora_only": workload.lora_rank > 0,
         "fsdp_config.strategy": "fsdp2",
         "fsdp_config.use_torch_compile": False,
         "+fsdp_config.mixed_precision": "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
@@ -193,6 +203,12 @@ def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
         "enable_gradient_checkpointing": False,
         "+override_config.attn_implementation": "sdpa",
     }
+    if workload.lora_rank:
+        model |= {
+            "lora_rank": workload.lora_rank,
+            "lora_alpha": workload.lora_rank,
+            "target_modules": "all-linear",
+        }
     others = {
         "trainer.device": "cpu",
         "trainer.n_gpus_per_node": 1,

@@ -17,7 +17,14 @@ from benchmarks.workloads import plugin_manager
 
 
 def step(
-    side: str, cpu: float, wall: float, *, workload: str = "sort", warm_up: bool = False, waiting: float = 0.0
+    side: str,
+    cpu: float,
+    wall: float,
+    *,
+    workload: str = "sort",
+    warm_up: bool = False,
+    waiting: float = 0.0,
+    lora: bool = False,
 ) -> dict[str, Any]:
     """Row in which the cluster's daemons used a quarter of the CPU seconds."""
     return {
@@ -28,7 +35,8 @@ def step(
         "wall_seconds": wall,
         "cpu_seconds_by_process": {"trainer": cpu / 2, "driver": cpu / 4},
         "cluster_cpu_seconds": {"raylet": cpu / 8, "gcs_server": cpu / 8},
-        "waiting_cpu_seconds": {"VLLM::Worker": waiting} if waiting else {},
+        "waiting_cpu_seconds": {name: waiting for name in (*verl.SIDES, verl.UNCHECKED) if name != side},
+        "lora": lora,
     }
 
 
@@ -76,6 +84,16 @@ def test_workloads_are_not_mixed_up() -> None:
     assert found["main_ppo_wall_seconds_long"] == 20.0
 
 
+def test_checks_cost_what_a_step_without_them_does_not() -> None:
+    rows = [*steps("ours", [2.0, 4.0, 40.0], lora=True), *steps("main_ppo", [4.0, 4.0, 50.0], lora=True)]
+    rows += steps(verl.UNCHECKED, [1.9, 3.8, 20.0], lora=True)
+    found = verl.figures(rows)
+    assert found["canary_share"] == 0.05
+    assert found["unchecked_cpu_seconds"] == 3.8
+    assert found["lora_seconds_per_step_over_main_ppo"] == 0.8
+    assert "seconds_per_step_over_main_ppo" not in found
+
+
 def waited(mode: str, number: int, seconds: list[float]) -> dict[str, Any]:
     return {"kind": "run", "mode": mode, "round": number, "step_seconds": seconds, "staleness_mean": 0.75}
 
@@ -103,13 +121,16 @@ def test_a_comparison_without_one_of_its_modes_has_no_figure() -> None:
     assert verl.figures([waited(mode, 0, [1.0] * 9) for mode in verl.MODES[1:]]) == {}
 
 
+@pytest.mark.parametrize("lora_rank", [0, 8], ids=["all-weights", "adapters"])
 @pytest.mark.parametrize("name", sorted(verl_workloads.SHAPES))
-def test_main_ppo_is_told_what_our_run_file_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_ppo_is_told_what_our_run_file_says(name: str, lora_rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = plugin_manager()
     plugins.register(rllm_verl, "verl")
     monkeypatch.setattr(verl_workloads, "plugin_manager", lambda: plugins)
     monkeypatch.setenv(SIDE_VARIABLE, "main_ppo")
-    workload = verl_workloads.Workload(name, model="model", ray_address="127.0.0.1:1", steps=3, seed=0)
+    workload = verl_workloads.Workload(
+        name, model="model", ray_address="127.0.0.1:1", steps=3, seed=0, lora_rank=lora_rank
+    )
     config, settings = workload.config, workload.config.plugins["verl"]
     arguments = verl_workloads.main_ppo_settings(workload, Path("folder"))
     told = dict(argument.lstrip("+").split("=", 1) for argument in arguments)
@@ -130,6 +151,8 @@ def test_main_ppo_is_told_what_our_run_file_says(name: str, monkeypatch: pytest.
         "trainer.total_training_steps": config.training.steps,
     }
     assert {key: float(told[key]) for key in ours} == ours
+    assert int(told.get("actor_rollout_ref.model.lora_rank", 0)) == lora_rank
+    assert (settings.lora.rank if settings.lora else 0) == lora_rank
     assert told["actor_rollout_ref.model.path"] == config.model.path
     assert config.algorithm.proximal_policy == "forward"  # as main_ppo does unless set to bypass
 
