@@ -39,6 +39,7 @@ def test_an_example_is_valid(path: Path) -> None:
     hosted = dry_run(path, key="tml-only-for-show")
     assert hosted.returncode == 0, hosted.stderr
     assert "not checked: the hosted Tinker service" in hosted.stdout
+    assert "not checked: weight syncs: whether the server samples with the weights that it trained" in hosted.stdout
     assert "tml-only-for-show" not in hosted.stdout + hosted.stderr
     own = dry_run(path, "tinker.base_url=http://localhost:8000", "tinker.service=skyrl", "optimizer.max_grad_norm=1e6")
     assert own.returncode == 0, own.stderr

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,7 @@ def path_with(*folders: Path) -> str:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> dict[str, str]:
+def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Environment of a SLURM job on two machines, which are both this one."""
     commands = tmp_path / "slurm"
     commands.mkdir()
@@ -83,7 +85,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         # script's Ray lets nobody in without its token.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
     }
-    return os.environ | job | {"PATH": path_with(commands)}
+    yield os.environ | job | {"PATH": path_with(commands)}
+    shutil.rmtree(f"/tmp/ray-{job['SLURM_JOB_ID']}")
 
 
 def test_a_slurm_job_that_runs_out_of_time_queues_itself_again(slurm: dict[str, str], tmp_path: Path) -> None:

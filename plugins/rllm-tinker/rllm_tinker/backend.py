@@ -114,7 +114,10 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
                 f"gradients; set it to {NO_CLIPPING:g}, which disables clipping"
             )
         server = server_of(self.config)
-        return [f"{server.label}: whether it responds, accepts the key, and has model {server.base_model!r}"]
+        return [
+            f"{server.label}: whether it responds, accepts the key, and has model {server.base_model!r}",
+            "weight syncs: whether the server samples with the weights that it trained; its interface cannot read them",
+        ]
 
     async def init_rollout_engine(self, parser: BaseParser) -> TinkerEngine:
         """See `BackendProtocol.init_rollout_engine`."""
