@@ -12,7 +12,8 @@ import torch
 from rllm_local.config import LocalConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu"))
+# Last, because the folder has a conftest.py, which others import by this name.
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "gpu"))
 
 import local_side
 from local_side import Side
