@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from sessions import Session, greatest, opened, rollout_logprobs
+from sessions import Session, greatest, keep_weights_only, opened, rollout_logprobs
 from verl_runs import SEPARATED, command_line, run_config
 
 from rllm_core.backend import PolicyUpdate
@@ -132,9 +132,7 @@ def test_only_the_weights_of_another_run_are_loaded_also_into_the_reference(sess
     saved = session.logprobs(samples)
     assert greatest(session.logprobs(samples, "reference"), saved) > 1000 * GREATEST_GAP
     session.train(samples)
-    for file in (tmp_path / "actor").rglob("*_world_size_*"):
-        if not file.name.startswith("model_"):
-            file.unlink()
+    keep_weights_only(tmp_path)
     session.run(session.backend.load_weights(tmp_path))
     assert greatest(session.logprobs(samples), saved) == 0
     session.train(samples)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rllm_verl.backend import ADAPTER
-from sessions import Session, greatest, in_peft, opened, rollout_logprobs
+from sessions import Session, greatest, in_peft, keep_weights_only, opened, rollout_logprobs
 from verl_runs import SEPARATED, run_config
 
 from rllm_core.errors import RunError
@@ -110,9 +110,7 @@ def test_the_adapters_of_another_run_become_the_reference(session: Session, tmp_
     session.run(session.backend.save_checkpoint(tmp_path))
     saved = session.logprobs(samples)
     session.train(samples)
-    for file in (tmp_path / "actor").rglob("*_world_size_*"):
-        if not file.name.startswith("model_"):
-            file.unlink()
+    keep_weights_only(tmp_path)
     session.run(session.backend.load_weights(tmp_path))
     assert greatest(session.logprobs(samples), saved) == 0
     session.train(samples)

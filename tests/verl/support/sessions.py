@@ -115,6 +115,13 @@ def opened(config: RunConfig) -> Iterator[Session]:
             runner.run(backend.shutdown())
 
 
+def keep_weights_only(folder: Path) -> None:
+    """Deletes optimizer and other states of verl's checkpoint in a folder."""
+    for file in (folder / "actor").rglob("*_world_size_*"):
+        if not file.name.startswith("model_"):
+            file.unlink()
+
+
 def greatest(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(ones, others, strict=True))
 
