@@ -48,10 +48,15 @@ class LoopOfThread(asyncio.SelectorEventLoop):
         return handler is not None
 
     def interrupt(self) -> None:
-        """Cancels what the loop runs."""
+        """Cancels what the loop runs, or what it runs first if it has not started yet."""
         main = self._main
-        if main is not None and not self.is_closed():
-            self.call_soon_threadsafe(main.cancel)
+
+        def cancel() -> None:
+            if (running := main or self._main) is not None:
+                running.cancel()
+
+        if not self.is_closed():
+            self.call_soon_threadsafe(cancel)
 
 
 def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
@@ -71,22 +76,25 @@ def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
 
     # In the context of the caller, by which a notebook finds the cell that output belongs to.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="rllm-core run", daemon=True)
-    with _relaying(loop):
+    with _relaying(loop) as interrupted:
         thread.start()
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            loop.interrupt()
-            thread.join()
-            raise
+        thread.join()
+    if interrupted:
+        raise KeyboardInterrupt
     return result.result()
 
 
 @contextlib.contextmanager
-def _relaying(loop: LoopOfThread) -> Iterator[None]:
-    """Relays signals of the process to the loop; without a handler there, SIGINT interrupts the caller."""
+def _relaying(loop: LoopOfThread) -> Iterator[list[int]]:
+    """Relays signals of the process to the loop; without a handler there, a first SIGINT cancels what the loop runs.
+
+    Yields:
+        List that gets that SIGINT. It is not raised in the caller at once: an interrupted join of Python 3.11 takes a
+        running thread for one that has ended.
+    """
+    interrupted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupted
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
 
@@ -94,14 +102,18 @@ def _relaying(loop: LoopOfThread) -> Iterator[None]:
         if loop.relay(number):
             return
         if number == signal.SIGINT:  # the loop of the caller would only cancel its task, after this call
-            raise KeyboardInterrupt
+            if interrupted:
+                raise KeyboardInterrupt
+            interrupted.append(number)
+            loop.interrupt()
+            return
         signal.signal(number, before[number])
         signal.raise_signal(number)
 
     for number in STOPPING:
         signal.signal(number, receive)
     try:
-        yield
+        yield interrupted
     finally:
         for number in STOPPING:
             signal.signal(number, before[number])

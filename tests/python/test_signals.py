@@ -126,3 +126,4 @@ def test_ctrl_c_ends_an_evaluation(start: Start, tmp_path: Path, where: str) -> 
     process.send_signal(signal.SIGINT)
     assert process.wait() == 7, process.err
     assert process.out.endswith("interrupted as a user of Python expects\n")
+    assert "Traceback" not in process.err
