@@ -199,8 +199,11 @@ class _Stream(asyncio.Protocol):
     """Hands on what is read."""
 
     def __init__(self, read: Any, ended: Any) -> None:
-        self.data_received = read
+        self._read = read
         self._ended = ended
+
+    def data_received(self, data: bytes) -> None:
+        self._read(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._ended()

@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -90,7 +90,7 @@ class Encoder:
                 "the tokenizer's vocabulary has gaps, so no tokens can be added to it; use another tokenizer"
             )
         self._plain = plain
-        self._break_id = self._tokenizer.token_to_id(_BREAK)
+        self._break_id = cast("int", self._tokenizer.token_to_id(_BREAK))  # added above
 
     def __getstate__(self) -> str:
         return self._serialised

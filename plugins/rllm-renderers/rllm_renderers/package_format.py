@@ -43,8 +43,8 @@ class PackageFormat(ToolFormat):
             )
         except (ValueError, RecursionError):
             # JSON that Python cannot read: numbers with thousands of digits, thousands of nested levels.
-            calls = (ParsedToolCall(None, None, text, "invalid_json"),)
-            return ParsedCompletion("", tool_calls=calls, termination=termination(stopped, calls, None))
+            unread = (ParsedToolCall(None, None, text, "invalid_json"),)
+            return ParsedCompletion("", tool_calls=unread, termination=termination(stopped, unread, None))
         calls = tuple(_call(call, schemas) for call in response.tool_calls)
         is_open = response.reasoning_complete is False
         reasoning = "" if response.reasoning_content is None and is_open else response.reasoning_content

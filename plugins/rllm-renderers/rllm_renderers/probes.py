@@ -156,7 +156,7 @@ def answers(results: int) -> Iterator[dict[str, Any]]:
             yield answer(text, results, reasoning=reasoning, said=_SOUGHT)
 
 
-def conversations() -> Iterator[tuple[list[MessageLike], list[ToolSpec]]]:
+def conversations() -> Iterator[tuple[list[MessageLike], Sequence[ToolSpec]]]:
     """Yields conversations that await an answer, each with the offered tools."""
     for tools in ([], [TOOL]):
         for history in histories():

@@ -56,7 +56,8 @@ class Template(ABC):
         self._stop_ids_by_text = {tokenizer.convert_ids_to_tokens(token): token for token in self.stop_token_ids}
         longest_first = sorted(self._stop_ids_by_text, key=len, reverse=True)
         self._stop_pattern = re.compile("|".join(map(re.escape, longest_first)))
-        self.media, self._why_no_media = (None, media) if isinstance(media, str) else (media, "")
+        self.media = None if isinstance(media, str) else media
+        self._why_no_media = media if isinstance(media, str) else ""
         if self.media is not None:
             self.media.check_placeholder(self.encoder.control_tokens)
 
@@ -312,8 +313,9 @@ class FamilyTemplate(Template):
         add_generation_prompt: bool = True,
     ) -> str:
         """See `Template.rendered`."""
-        writer = super() if self.with_answers is None or not has_answers(messages) else self.with_answers
-        return writer.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+        if self.with_answers is not None and has_answers(messages):
+            return self.with_answers.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+        return super().rendered(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def for_template(self, plain: dict[str, Any]) -> dict[str, Any]:
         """Returns a message in the form that every family of the package accepts."""

@@ -76,7 +76,7 @@ class JoinedWorkflow(Workflow):
 
     async def close(self) -> None:
         """Closes all workflows, the last first."""
-        for workflow in reversed(self._joined.values()):
+        for workflow in reversed(list(self._joined.values())):
             await workflow.close()
 
     def _serving(self) -> Iterator[tuple[str, Workflow]]:

@@ -57,7 +57,7 @@ class TinkerEngine(RolloutEngine):
     ) -> None:
         self.policy = policy
         self.parser = parser
-        self.vocabulary_size = vocabulary_size
+        self.vocabulary_size: int = vocabulary_size
         self._deadline_seconds = DEADLINE_SHARE * request_timeout_seconds
 
     @property

@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, RunError
@@ -94,7 +94,10 @@ def _unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive) as files:
             found = {Path(member.name).name: member for member in files if member.isfile()}
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-                with closing(files.extractfile(found[name])) as content, (target / name).open("wb") as file:
+                with (
+                    closing(cast("IO[bytes]", files.extractfile(found[name]))) as content,
+                    (target / name).open("wb") as file,
+                ):
                     shutil.copyfileobj(content, file)
     except (tarfile.TarError, KeyError) as error:
         raise RunError(f"the server's archive holds no PEFT adapters: {type(error).__name__}: {error}") from error

@@ -63,7 +63,7 @@ class Bridge:
             finally:
                 seats.leave()
 
-    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+    async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         trace_id = headers.get(SESSION_HEADER, "")
         seats = self._seats.get(trace_id)
         key = "" if seats is None else (await seats.endpoint(trace_id)).api_key

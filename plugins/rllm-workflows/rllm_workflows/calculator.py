@@ -52,10 +52,7 @@ class CalculatorConfig(WorkflowConfig):
             "for a model that already knows the format."
         ),
     ] = True
-    servers: Annotated[
-        McpServers,
-        Field(default_factory=dict, description="MCP servers whose tools replace the built-in ones."),
-    ]
+    servers: McpServers = Field(default_factory=dict, description="MCP servers whose tools replace the built-in ones.")
 
 
 class ToolError(Exception):

@@ -79,7 +79,7 @@ def _written(template: Template, said: str, calls: int, reasoning: str = "") -> 
     """Yields what the template writes for an answer, with and without its header."""
     asked = template.rendered_or_none([QUESTION], [TOOL], add_generation_prompt=False)
     prompt = template.rendered_or_none([QUESTION], [TOOL])
-    message = answer(said, calls, said=ARGUMENTS["key"])
+    message = answer(said, calls, said=str(ARGUMENTS["key"]))
     if reasoning:
         message["reasoning_content"] = reasoning
     whole = template.rendered_or_none([QUESTION, message], [TOOL], add_generation_prompt=False)
