@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from rllm_core.errors import ConfigError
 
@@ -226,14 +227,16 @@ def _explain(model: type[BaseModel], error: Any, path: str, core_keys: Sequence[
     if kind == "extra_forbidden":
         section = _section_at(model, where[:-1])
         prefix = key.rpartition(".")[0]
-        siblings = [f"{prefix}.{name}" if prefix else name for name in _keys(section)]
+        siblings = [f"{prefix}.{name}" if prefix else name for name in _fields(section)]
         return unknown_key(key, siblings, core_keys, error["input"])
     if kind == "json_invalid":
         return f"{path or 'the run file'}: {message}"
     if kind == "value_error":
         return f"{key}: {message}" if key else message
     if kind == "missing":
-        return f"{key} is missing"
+        field = _fields(_section_at(model, where[:-1])).get(where[-1])
+        description = field.description if field is not None else None
+        return f"{key} is missing" if description is None else f"{key} is missing; set it: {_one_line(description)}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} = {shown(error['input'])}: must be a section [{key}]"
     wanted = _WANTED.get(kind) or f"{message[:1].lower()}{message[1:]}".replace("input should", "must")
@@ -277,10 +280,11 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
     return inside[0] if len(inside) == 1 else None
 
 
-def _keys(model: type[BaseModel] | None) -> list[str]:
+def _fields(model: type[BaseModel] | None) -> dict[str, FieldInfo]:
+    """Returns the fields of a section by their keys."""
     if model is None:
-        return []
-    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude]
+        return {}
+    return {field.alias or name: field for name, field in model.model_fields.items() if not field.exclude}
 
 
 def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], value: Any = None) -> str:

@@ -116,7 +116,7 @@ def test_an_engine_that_wraps_another_packages_is_evaluated(rllm_core: Run, tmp_
     given = ("eval", "sort", "--engine", "proxy", "--model", model, "--tasks=3", "-n2", "--json")
     missing = rllm_core(*given, packages=packages)
     assert missing.returncode == 2
-    assert missing.stderr == "error: proxy.engine is missing\n"
+    assert missing.stderr == "error: proxy.engine is missing; set it: Name of the engine that answers.\n"
     settings = ("-o", "proxy.engine=local", "-o", "proxy.record=calls.jsonl", "-o", "local.max_batch_rows=2")
     done = rllm_core(*given, *settings, packages=packages)
     assert done.returncode == 0, done.stderr
