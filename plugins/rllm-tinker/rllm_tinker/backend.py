@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS
+from rllm_core.algorithms.agreement import LogprobDifference
 from rllm_core.backend import (
     BackendProtocol,
     Capabilities,
@@ -35,6 +36,7 @@ from rllm_tinker.remote import Pass, RemotePolicy, grad_norm
 
 CHECKPOINT = "tinker.json"
 NO_CLIPPING = 1e6  # no gradient norm reaches this
+COMPARED_TOKENS = 32  # with fewer, the mean difference says little
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         server = server_of(self.config)
         return [
             f"{server.label}: whether it responds, accepts the key, and has model {server.base_model!r}",
-            "weight syncs: whether the server samples with the weights that it trained; its interface cannot read them",
+            "weight syncs: whether the server samples with the weights that it trained; its interface cannot "
+            "read them, so every step compares log-probabilities (tinker.sync_tolerance)",
         ]
 
     async def init_rollout_engine(self, parser: BaseParser) -> TinkerEngine:
@@ -204,7 +207,23 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
                 metrics[f"{name}_mean"] = float(differences.mean())
                 if arrays is fresh:
                     metrics[f"{name}_max"] = float(differences.max())
+                    self._check_sync(LogprobDifference.of(differences))
         return metrics
+
+    def _check_sync(self, difference: LogprobDifference) -> None:
+        """Checks that tokens of the live weight version were sampled with the weights that were trained.
+
+        Raises:
+            RunError: If the log-probabilities differ by more than the tolerance.
+        """
+        tolerance = self.tinker.sync_tolerance
+        if difference.tokens >= COMPARED_TOKENS and not difference.typical <= tolerance:  # also NaN
+            raise RunError(
+                f"weight version {self._version}: the server's sampler and trainer disagree on the log-probabilities "
+                f"of {difference.tokens} tokens by {difference.typical:.3g} on average without the largest eighth "
+                f"(max {difference.largest:.3g}), but tinker.sync_tolerance = {tolerance:g}: the sampler does not have "
+                "the trained weights, or computes with too little precision"
+            )
 
     async def compute_logprobs(self, samples: Sequence[TrainingSample], policy: Policy = "current") -> list[Floats]:
         """See `BackendProtocol.compute_logprobs`.

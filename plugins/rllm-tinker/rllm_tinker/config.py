@@ -58,6 +58,16 @@ class TinkerConfig(ParserConfig):
             "If the server is lost, the steps since the last one are trained again, from memory.",
         ),
     ] = 25
+    sync_tolerance: Annotated[
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="Largest allowed difference between the log-probabilities of sampler and trainer, in nats: the "
+            "mean over a step's tokens of the live weight version, without the largest eighth. The run ends if a step "
+            "with at least 32 such tokens exceeds it.",
+        ),
+    ] = 0.1
     checkpoint_ttl_seconds: Annotated[
         int | None, Field(ge=1, description="How long the server keeps checkpoints. Defaults to permanently.")
     ] = None

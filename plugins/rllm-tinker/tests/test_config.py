@@ -48,7 +48,8 @@ def test_the_hosted_service_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     assert validated(TinkerConfig()) == [
         "the hosted Tinker service: whether it responds, accepts the key, and has model 'Qwen/Qwen3-8B'",
-        "weight syncs: whether the server samples with the weights that it trained; its interface cannot read them",
+        "weight syncs: whether the server samples with the weights that it trained; its interface cannot read them, so "
+        "every step compares log-probabilities (tinker.sync_tolerance)",
     ]
 
 
