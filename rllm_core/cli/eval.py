@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from rllm_core.cli.completion import provided
+from rllm_core.cli.tables import printing_apart
 
 
 @click.command("eval", short_help="Evaluate a model on a workflow (pass@k).")
@@ -75,20 +76,22 @@ def evaluate(
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     target = starting.target_to_evaluate(target, checkpoint)
     plugins = context.obj.plugins
-    resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
+    with printing_apart(as_json):
+        resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     left: list[str] = []
     try:
-        result = starting.evaluate(
-            resolved,
-            left,
-            owns_process=context.obj.owns_process,
-            checkpoint=checkpoint,
-            engine=engine_name,
-            split=split,
-            tasks=tasks,
-            samples=samples,
-            ks=ks,
-        )
+        with printing_apart(as_json):
+            result = starting.evaluate(
+                resolved,
+                left,
+                owns_process=context.obj.owns_process,
+                checkpoint=checkpoint,
+                engine=engine_name,
+                split=split,
+                tasks=tasks,
+                samples=samples,
+                ks=ks,
+            )
     finally:
         context.obj.leave_behind(left)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -16,6 +17,11 @@ from rllm_core.providers import Provider
 from rllm_core.text import printable_lines
 
 MIN_COLUMN_CHARACTERS = 16
+
+
+def printing_apart(as_json: bool) -> contextlib.AbstractContextManager[object]:
+    """Context in which plugins and workflows print to stderr if the command prints JSON, which then stands alone."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def echo_json(value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rllm_core.cli.completion import provided
+from rllm_core.cli.tables import printing_apart
 from rllm_core.cli.waiting import waiting
 from rllm_core.errors import ConfigError
 
@@ -95,7 +96,7 @@ def train(
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
     given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]
-    with waiting("checking the run file, the plugins and the tasks"):
+    with waiting("checking the run file, the plugins and the tasks"), printing_apart(as_json):
         parts = parts_of(resolve_run(target, plugins, overrides=given, backend=backend, parser=parser))
     if dry_run:
         _print_dry_run(parts, device_bytes, as_json, like, show_defaults=context.obj.verbose)
@@ -103,7 +104,8 @@ def train(
     path = starting.folder_of(parts, run_dir)
     left: list[str] = []
     try:
-        summary = starting.train(parts, path, left, resume=resume, owns_process=context.obj.owns_process)
+        with printing_apart(as_json):
+            summary = starting.train(parts, path, left, resume=resume, owns_process=context.obj.owns_process)
     finally:
         context.obj.leave_behind(left)
         context.obj.has_hung_threads |= bool(parts.left_running)
