@@ -296,7 +296,7 @@ def load_plugin_state(state: TrainerState, saved: dict[str, Any]) -> None:
 
 @hookspec
 def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str] | None:
-    """Returns lines to show while the run goes on, such as a warning; empty if there is nothing to say.
+    """Returns lines to show during the run, such as a warning; empty if there is nothing to say.
 
     Runs once before the first rollout of a launch, with empty ``metrics``, and then after each optimizer step, after
     ``on_batch_end``. ``books`` counts the rollouts so far by outcome and reason, as in ``summary.json``.

@@ -15,12 +15,12 @@ def group_scorers() -> list[GroupScorerProvider]:
         GroupScorerProvider(
             name="relative",
             load="rllm_judge.relative:Relative",
-            summary="A model scores the rollouts of a task from 0 to 1, beside each other.",
+            summary="A model compares the rollouts of a task and scores each from 0 to 1.",
         ),
         GroupScorerProvider(
             name="pairwise",
             load="rllm_judge.pairwise:Pairwise",
-            summary="A model compares the rollouts of a task in pairs; strengths by Bradley and Terry.",
+            summary="A model compares the rollouts of a task in pairs; Bradley-Terry scores.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Scorer ``pairwise``: a judge compares the rollouts of a task in pairs; strengths by Bradley and Terry."""
+"""Scorer ``pairwise``: a judge compares the rollouts of a task in pairs; Bradley-Terry scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scorer ``relative``: a judge scores the rollouts of a task beside each other, from 0 to 1."""
+"""Scorer ``relative``: a judge compares the rollouts of a task and scores each from 0 to 1."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Answer:
 
 
 class Relative(JudgeScorer):
-    """A judge scores the rollouts of a task beside each other.
+    """A judge compares the rollouts of a task and scores each of them.
 
     The judge sees what the rollouts have in common once, then the rest of each under an id that is drawn for the
     question, in an order that is drawn too. Rollouts with the same content are shown once and get the same score.

@@ -15,7 +15,7 @@ def task_samplers() -> list[TaskSamplerProvider]:
         TaskSamplerProvider(
             name="difficulty",
             load="rllm_samplers.difficulty:Difficulty",
-            summary="Prefers tasks that are neither always nor never solved, and revisits the others.",
+            summary="Prefers tasks that are solved sometimes but not always, and revisits the others.",
         ),
         TaskSamplerProvider(
             name="mixture",
@@ -25,6 +25,6 @@ def task_samplers() -> list[TaskSamplerProvider]:
         TaskSamplerProvider(
             name="stages",
             load="rllm_samplers.stages:Stages",
-            summary="Draws from one set of tasks after another, by step or solved share.",
+            summary="Draws from one set of tasks after another, by step or solve rate.",
         ),
     ]

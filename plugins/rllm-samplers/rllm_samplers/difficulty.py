@@ -1,4 +1,4 @@
-"""``difficulty``: prefers tasks that are neither always nor never solved.
+"""``difficulty``: prefers tasks that are solved sometimes but not always.
 
 A task without a result is ``new``; with named subsets, those of each subset are a class of their own, so that what is
 known of a subset goes for its tasks that were never tried. The others are in five classes by their *share*, how much of
@@ -92,7 +92,7 @@ class _NewTasks:
 
 
 class Difficulty(TaskSampler):
-    """Prefers tasks that are neither always nor never solved, and revisits the others."""
+    """Prefers tasks that are solved sometimes but not always, and revisits the others."""
 
     options_model = DifficultyOptions
     options: DifficultyOptions
