@@ -169,7 +169,8 @@ def bare_rollouts(turns: int, engine: ScriptedEngine) -> Side:
             new = {"role": "user", "content": "again"}
             messages += [{"role": "assistant", "content": parsed.content}, new]
             if turn + 1 < turns:
-                prompt = parser.bridge_to_next_turn(prompt, output.token_ids, [new]) or []
+                bridged = parser.bridge_to_next_turn(prompt, output.token_ids, [new])
+                prompt = [*prompt, *output.token_ids.tolist(), *bridged.new_ids]
         return messages
 
     async def side() -> list[list[dict[str, Any]]]:
