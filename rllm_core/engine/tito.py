@@ -26,6 +26,8 @@ class TITOCompleter(Completer):
     Args:
         engine: Engine with token-in/token-out support.
         source: Where to send the requests. Defaults to the engine itself.
+        later_source: Where to send those of turns after the first: their prompts hold what was sampled, so they equal
+            no other rollout's, unless the sampling is greedy. Defaults to ``source``.
         on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
 
     Raises:
@@ -41,6 +43,7 @@ class TITOCompleter(Completer):
         is_validation: bool = False,
         max_prompt_tokens: int | None = None,
         source: TokenSource | None = None,
+        later_source: TokenSource | None = None,
         on_segment_break: Literal["segment", "raise"] = "segment",
         scope: RolloutScope | None = None,
     ) -> None:
@@ -51,6 +54,7 @@ class TITOCompleter(Completer):
         if engine.parser is None:
             raise ValueError(f"{described(engine)} has no parser, which token-in/token-out requires")
         self._source: TokenSource = source or engine
+        self._later_source: TokenSource = later_source or self._source
         self._parser = engine.parser
         self._on_segment_break = on_segment_break
         super().__init__(
@@ -93,8 +97,9 @@ class TITOCompleter(Completer):
         turn = session.next_prompt(messages, tools=tools)
         try:
             self._check_prompt_length(len(turn.prompt_ids))
+            source = self._later_source if self._turns and params.temperature else self._source
             try:
-                output = await self._source.get_token_output_from_token_input(
+                output = await source.get_token_output_from_token_input(
                     with_media(turn.prompt_ids, turn.media),
                     sampling_params=params,
                     seed=seed,
