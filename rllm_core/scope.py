@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rllm_core.costs import Tally
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from rllm_core.types import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of a rollout to something outside of its workflow.
 
     Attributes:
@@ -47,17 +47,6 @@ class Calls:
     seconds: float | None = None
     calls: list[Call] = field(default_factory=list)
     in_progress: int = 0
-
-    @contextmanager
-    def timed(self, kind: str, name: str = "") -> Iterator[None]:
-        """Measures the duration of its body."""
-        start, is_outside = time.perf_counter(), kind != "model"
-        self.in_progress += is_outside
-        try:
-            yield
-        finally:
-            self.in_progress -= is_outside
-            self.calls.append(Call(kind, name, start - self.began, time.perf_counter() - start))
 
     def end(self) -> None:
         """Ends the rollout."""
@@ -91,15 +80,26 @@ def timing(calls: Calls) -> Iterator[None]:
         calls.end()
 
 
-@contextmanager
-def timed(kind: str, name: str = "") -> Iterator[None]:
+class timed:
     """Measures a call of the current rollout; see `Call` for the arguments. Outside of rollouts, measures nothing."""
-    calls = _calls.get()
-    if calls is None:
-        yield
-        return
-    with calls.timed(kind, name):
-        yield
+
+    __slots__ = ("_calls", "_kind", "_name", "_start")
+
+    def __init__(self, kind: str, name: str = "") -> None:
+        self._kind, self._name = kind, name
+
+    def __enter__(self) -> None:
+        self._calls = calls = _calls.get()
+        if calls is not None:
+            calls.in_progress += self._kind != "model"
+            self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        calls = self._calls
+        if calls is not None:
+            calls.in_progress -= self._kind != "model"
+            ended = time.perf_counter()
+            calls.calls.append(Call(self._kind, self._name, self._start - calls.began, ended - self._start))
 
 
 def ended_calls(*calls: Call) -> None:
@@ -110,6 +110,7 @@ def ended_calls(*calls: Call) -> None:
 
 
 SAMPLED = ("prompt_ids", "completion_ids", "logprobs", "weight_version")
+_sampled_of = itemgetter(*SAMPLED)
 
 
 class RolloutEnded(RuntimeError):
@@ -152,21 +153,24 @@ class RolloutScope:
 
     def keep(self, step: Step) -> None:
         """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = tuple(step.__dict__[name] for name in SAMPLED)
+        self.sampled[step.step_id] = _sampled_of(step.__dict__)
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is running."""
         return bool(self._calls)
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Surrounds a call of a completer.
+    def call(self) -> _CallInScope:
+        """Returns a context that surrounds a call of a completer.
 
         Raises:
             RolloutEnded: If the rollout has ended, or ends during the call.
             RuntimeError: If the caller runs in another event loop, such as one of its own in a thread.
         """
+        return _CallInScope(self)
+
+    def _begin(self) -> asyncio.Task[object]:
+        """Begins a call in the current task, which it returns."""
         if not self.is_open:
             raise RolloutEnded(
                 f"{self.name} has ended, so its completers can no longer be used; await or cancel every call, fork and "
@@ -182,18 +186,17 @@ class RolloutScope:
                 "loop = asyncio.get_running_loop() taken in run()"
             )
         self._calls.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task not in self._stopped:  # somebody else cancelled it
-                raise
+        return task
+
+    def _end(self, task: asyncio.Task[object], error: BaseException | None) -> None:
+        """Ends the call of a task, with an error or None."""
+        self._calls.discard(task)
+        if not self.is_open and not self._calls and self._on_idle is not None:
+            self._on_idle(self)
+        if isinstance(error, asyncio.CancelledError) and task in self._stopped:  # otherwise somebody else cancelled it
             self._stopped.remove(task)
             task.uncancel()
             raise RolloutEnded(f"{self.name} ended while the model was answering") from None
-        finally:
-            self._calls.discard(task)
-            if not self.is_open and not self._calls and self._on_idle is not None:
-                self._on_idle(self)
 
     def close(self, *, but: asyncio.Task[object] | None = None) -> None:
         """Rejects further calls and cancels the running ones, except the call of task ``but``."""
@@ -202,3 +205,18 @@ class RolloutScope:
             if task is not but and not task.done():
                 self._stopped.add(task)
                 task.cancel()
+
+
+class _CallInScope:
+    """The context of one call; a generator would take several times as long."""
+
+    __slots__ = ("_scope", "_task")
+
+    def __init__(self, scope: RolloutScope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._task = self._scope._begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._scope._end(self._task, error)

@@ -121,15 +121,15 @@ class TITOCompleter(Completer):
         self._turns += 1
         # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
         make = Step if turn.media else Step._trusted
-        recorded, cut = session.recorded, len(turn.prompt_ids)
+        prompt_ids, completion_ids = session.last_spans
         return make(
             step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
             tools=session.tools or NO_TOOLS,
-            prompt_ids=recorded.span(0, cut),
+            prompt_ids=prompt_ids,
             prompt_media=turn.media,
-            completion_ids=recorded.span(cut, len(recorded)),
+            completion_ids=completion_ids,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,

@@ -24,7 +24,7 @@ from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 ANSWERS_PER_COLLECTION = 512
 # Answers that arrive in one moment reach their rollouts in slices: each of them goes on until its next request, which
 # takes about 0.1 ms, and everything else has to wait for it.
-ANSWERS_PER_ROUND = 64
+ANSWERS_PER_ROUND = 128
 # How long a batch waits for rollouts that wait for something unknown, and for calls to tools and reward functions.
 LOCKSTEP_GRACE_SECONDS = 0.02
 LOCKSTEP_OUTSIDE_SECONDS = 2.0
@@ -304,8 +304,9 @@ class RequestMerger:
             raise unanswered(f"engine {self.engine.name!r}", self._timer.seconds) from error
         finally:
             self._slots.give_back()
-        if deadline.begun:  # what answers at once comes from the task that goes on, so nothing else arrives with it
-            await self._slices.join()
+        # What answers at once comes from the task that goes on, so nothing else arrives with it.
+        if deadline.begun and (next_round := self._slices.wait()) is not None:
+            await next_round
         return outputs
 
     def _answered(self, answers: int) -> None:

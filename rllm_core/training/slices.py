@@ -19,8 +19,8 @@ class Slices:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # loop in which the next round is due, if any
 
-    async def join(self) -> None:
-        """Waits for a round with room."""
+    def wait(self) -> asyncio.Future[None] | None:
+        """Returns what a task has to await before it goes on; None if there is room in this round."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._left = loop, self._size
@@ -28,10 +28,10 @@ class Slices:
             loop.call_soon(self._next_round, loop)
         if self._left:
             self._left -= 1
-            return
+            return None
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
-        await future
+        return future
 
     def _next_round(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting:

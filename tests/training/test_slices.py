@@ -11,6 +11,11 @@ from rllm_core.types import SamplingParams, token_ids
 from rllm_devkit.scripted import ScriptedEngine
 
 
+async def join(slices: Slices) -> None:
+    if (next_round := slices.wait()) is not None:
+        await next_round
+
+
 async def rounds_of(tasks: list[asyncio.Task[None]], passed: list[int]) -> list[int]:
     """Returns how many had passed after each round of the event loop in which some did."""
     counts: list[int] = []
@@ -25,7 +30,7 @@ def test_tasks_pass_in_order_and_a_few_per_round() -> None:
     slices, passed = Slices(3), list[int]()
 
     async def one(number: int) -> None:
-        await slices.join()
+        await join(slices)
         passed.append(number)
 
     async def run() -> None:
@@ -43,7 +48,7 @@ def test_a_task_that_gives_up_takes_no_room() -> None:
         slices, passed = Slices(2), list[int]()
 
         async def one(number: int) -> None:
-            await slices.join()
+            await join(slices)
             passed.append(number)
 
         tasks = [asyncio.create_task(one(number)) for number in range(7)]
@@ -61,7 +66,7 @@ def test_tasks_that_come_one_by_one_do_not_wait() -> None:
     async def run() -> None:
         slices = Slices(1)
         for _ in range(5):
-            joining = asyncio.create_task(slices.join())
+            joining = asyncio.create_task(join(slices))
             await asyncio.sleep(0)
             assert joining.done()
             await asyncio.sleep(0)
@@ -74,12 +79,12 @@ def test_a_loop_that_ended_leaves_nothing_behind() -> None:
     slices = Slices(1)
 
     async def interrupted() -> None:
-        waiting = [asyncio.create_task(slices.join()) for _ in range(3)]
+        waiting = [asyncio.create_task(join(slices)) for _ in range(3)]
         await asyncio.sleep(0)
         assert [one.done() for one in waiting] == [True, False, False]
 
     async def later() -> None:
-        await asyncio.wait_for(slices.join(), 60)
+        await asyncio.wait_for(join(slices), 60)
 
     asyncio.run(interrupted())
     asyncio.run(later())
