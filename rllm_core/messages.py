@@ -208,7 +208,8 @@ class MessageView(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            return self._log[: self._length][index]
+            log = self._log
+            return log[index] if len(log) == self._length else log[: self._length][index]
         if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
         return self._log[index % self._length]

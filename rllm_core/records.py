@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -42,7 +42,7 @@ Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 def new_id() -> str:
     """Returns a new opaque id of 112 random bits, unique in all processes."""
-    return secrets.token_hex(14)
+    return os.urandom(14).hex()
 
 
 def check_lengths(length: int, unit: str, arrays: Mapping[str, Sized | None], *, owner: str = "") -> None:

@@ -110,7 +110,14 @@ def ended_calls(*calls: Call) -> None:
 
 
 SAMPLED = ("prompt_ids", "completion_ids", "logprobs", "weight_version")
-_sampled_of = itemgetter(*SAMPLED)
+
+
+def sampled_of(step: Step) -> tuple[Any, ...]:
+    """Returns the fields `SAMPLED` as the step holds them."""
+    return _sampled(step.__dict__)
+
+
+_sampled = itemgetter(*SAMPLED)
 
 
 class RolloutEnded(RuntimeError):
@@ -153,7 +160,7 @@ class RolloutScope:
 
     def keep(self, step: Step) -> None:
         """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = _sampled_of(step.__dict__)
+        self.sampled[step.step_id] = sampled_of(step)
 
     @property
     def is_busy(self) -> bool:

@@ -206,15 +206,15 @@ class _Chunk:
         return chunk
 
     def read(self, start: int, stop: int) -> TokenIds:
-        """Returns tokens ``[start, stop)`` as a read-only array: a view if this chunk holds them all."""
-        parts, chunk, end = [], self.up_to(stop), stop
-        while True:
-            parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
-            if start >= chunk.start or chunk.before is None:
-                break
-            end = chunk.start
-            chunk = chunk.before.up_to(end)
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+        """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
+        chunk = self.up_to(stop)
+        found = chunk.array[max(start - chunk.start, 0) : stop - chunk.start]
+        if start < chunk.start:
+            parts = [found]
+            while start < chunk.start and chunk.before is not None:
+                end, chunk = chunk.start, chunk.before.up_to(chunk.start)
+                parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
+            found = np.concatenate(parts[::-1])
         found.setflags(write=False)
         return found
 
@@ -229,12 +229,7 @@ class TokenSpan:
 
     def read(self) -> TokenIds:
         """Returns the tokens as a read-only array."""
-        chunk = self._chunk
-        if self._start < chunk.start:
-            return chunk.read(self._start, self._stop)
-        found = chunk.array[self._start - chunk.start : self._stop - chunk.start]
-        found.setflags(write=False)
-        return found
+        return self._chunk.read(self._start, self._stop)
 
     def __array__(self, *_: object, **__: object) -> TokenIds:
         return self.read()

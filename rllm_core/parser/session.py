@@ -327,8 +327,9 @@ class ParserSession:
         tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
-        if any(m["role"] == "assistant" for m in tail):
-            return BreakReason.ASSISTANT_INSERTED, tail
+        for added in tail:
+            if added["role"] == "assistant":
+                return BreakReason.ASSISTANT_INSERTED, tail
         if not tail:
             return BreakReason.HISTORY_EDITED, tail
         if not self._clean_stop:
