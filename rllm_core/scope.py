@@ -176,35 +176,6 @@ class RolloutScope:
         """
         return _CallInScope(self)
 
-    def _begin(self) -> asyncio.Task[object]:
-        """Begins a call in the current task, which it returns."""
-        if not self.is_open:
-            raise RolloutEnded(
-                f"{self.name} has ended, so its completers can no longer be used; await or cancel every call, fork and "
-                "task before run() returns"
-            )
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a completer must be awaited in a task")
-        if self._loop is not None and task.get_loop() is not self._loop:
-            raise RuntimeError(
-                "a completer belongs to the event loop of its run; from a thread, call "
-                "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
-                "loop = asyncio.get_running_loop() taken in run()"
-            )
-        self._calls.add(task)
-        return task
-
-    def _end(self, task: asyncio.Task[object], error: BaseException | None) -> None:
-        """Ends the call of a task, with an error or None."""
-        self._calls.discard(task)
-        if not self.is_open and not self._calls and self._on_idle is not None:
-            self._on_idle(self)
-        if isinstance(error, asyncio.CancelledError) and task in self._stopped:  # otherwise somebody else cancelled it
-            self._stopped.remove(task)
-            task.uncancel()
-            raise RolloutEnded(f"{self.name} ended while the model was answering") from None
-
     def close(self, *, but: asyncio.Task[object] | None = None) -> None:
         """Rejects further calls and cancels the running ones, except the call of task ``but``."""
         self.is_open = False
@@ -223,7 +194,30 @@ class _CallInScope:
         self._scope = scope
 
     def __enter__(self) -> None:
-        self._task = self._scope._begin()
+        scope = self._scope
+        if not scope.is_open:
+            raise RolloutEnded(
+                f"{scope.name} has ended, so its completers can no longer be used; await or cancel every call, fork "
+                "and task before run() returns"
+            )
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a completer must be awaited in a task")
+        if scope._loop is not None and task.get_loop() is not scope._loop:
+            raise RuntimeError(
+                "a completer belongs to the event loop of its run; from a thread, call "
+                "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
+                "loop = asyncio.get_running_loop() taken in run()"
+            )
+        scope._calls.add(task)
+        self._task: asyncio.Task[object] = task
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._scope._end(self._task, error)
+        scope, task = self._scope, self._task
+        scope._calls.discard(task)
+        if not scope.is_open and not scope._calls and scope._on_idle is not None:
+            scope._on_idle(scope)
+        if task in scope._stopped and isinstance(error, asyncio.CancelledError):  # otherwise somebody else cancelled it
+            scope._stopped.remove(task)
+            task.uncancel()
+            raise RolloutEnded(f"{scope.name} ended while the model was answering") from None

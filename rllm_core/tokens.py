@@ -208,9 +208,10 @@ class _Chunk:
     def read(self, start: int, stop: int) -> TokenIds:
         """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
         chunk = self.up_to(stop)
-        found = chunk.array[max(start - chunk.start, 0) : stop - chunk.start]
-        if start < chunk.start:
-            parts = [found]
+        if start >= chunk.start:
+            found = chunk.array[start - chunk.start : stop - chunk.start]
+        else:
+            parts = [chunk.array[: stop - chunk.start]]
             while start < chunk.start and chunk.before is not None:
                 end, chunk = chunk.start, chunk.before.up_to(chunk.start)
                 parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])

@@ -156,8 +156,8 @@ def _check_metrics(metrics: dict[str, float]) -> None:
 
 def _owned(record: Any) -> Any:
     """Copies ``record`` and the records in its lists; arrays, messages and JSON data are immutable."""
-    if type(record) is Step:  # which has no lists
-        return Step._trusted(**record.__dict__)
+    if type(record) is Step:
+        return record._copied()
     fields = dict(record.__dict__)
     for name, value in fields.items():
         if type(value) is list:
