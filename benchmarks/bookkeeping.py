@@ -6,11 +6,11 @@ Per turn, three sides run the same rollouts of the same workflow:
 * ``completer``: a completer that calls the engine directly, without runner and merger;
 * ``bare``: without the core: only the workflow's messages, the parser's tokens and the engine's answers.
 
-The cost of a turn is a slope: a long conversation minus a short one, per turn. With an engine that answers at once, the
-bare side runs conversations one after the other, while the whole side switches between them at every turn, because it
-waits for equal requests. So all sides are measured again (``_suspended``) with an engine that lets others run before
-it answers, like every remote engine. Per group, generation with coordinator, buffer, rollout accounting and journal
-gets recorded rollouts (``whole``); asyncio tasks that only return them are the baseline (``bare``).
+The cost of a turn is a slope: a long conversation minus a short one, per turn. With an engine that answers at once, all
+sides run conversations one after the other, except for a run's first turns, which wait for equal requests. So all sides
+are measured again (``_suspended``) with an engine that lets others run before it answers, like every remote engine. Per
+group, generation with coordinator, buffer, rollout accounting and journal gets recorded rollouts (``whole``); asyncio
+tasks that only return them are the baseline (``bare``).
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def bare_rollouts(turns: int, engine: ScriptedEngine) -> Side:
             new = {"role": "user", "content": "again"}
             messages += [{"role": "assistant", "content": parsed.content}, new]
             if turn + 1 < turns:
-                prompt = parser.bridge_to_next_turn(prompt, output.token_ids, [new]) or []
+                bridged = parser.bridge_to_next_turn(prompt, output.token_ids, [new])
+                prompt = [*prompt, *output.token_ids.tolist(), *bridged.new_ids]
         return messages
 
     async def side() -> list[list[dict[str, Any]]]:

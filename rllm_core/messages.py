@@ -179,7 +179,7 @@ def message(value: MessageLike) -> Message:
         raise ValueError(f"a message needs a role such as 'user', got {role!r}")
     if content is not None and not isinstance(content, _CONTENT):
         raise ValueError(f"message content must be text, a list of parts or None, got {type(content).__name__}")
-    return freeze(value)  # type: ignore[no-any-return]
+    return value if kind is FrozenDict or kind is SampledMessage else freeze(value)  # type: ignore[return-value]
 
 
 class MessageView(Sequence[Message]):
@@ -208,7 +208,8 @@ class MessageView(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            return self._log[: self._length][index]
+            log = self._log
+            return log[index] if len(log) == self._length else log[: self._length][index]
         if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
         return self._log[index % self._length]
@@ -276,18 +277,13 @@ class Messages(MessageView, MutableSequence[Message]):
 
     def insert(self, index: SupportsIndex, value: MessageLike) -> None:
         """Inserts before ``index``. At the end, this is an append and copies nothing."""
-        position, frozen, log = index.__index__(), message(value), self._log
-        if position < self._length:
-            log = log[: self._length]
-            log.insert(position, frozen)
-        else:
-            if len(log) == self._length:
-                log.append(frozen)
-            # Another conversation may have appended here before, or, in another thread, between the last two lines.
-            if log[self._length] is not frozen:
-                log = [*log[: self._length], frozen]
-        self._log = log
-        self._length += 1
+        position = index.__index__()
+        if position >= self._length:
+            self.append(value)
+            return
+        log = self._log[: self._length]
+        log.insert(position, message(value))
+        self._log, self._length = log, len(log)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         log = self._log[: self._length]
@@ -301,7 +297,13 @@ class Messages(MessageView, MutableSequence[Message]):
 
     def append(self, value: MessageLike) -> None:
         """Freezes a message and adds it at the end."""
-        self.insert(self._length, value)
+        frozen, log, length = message(value), self._log, self._length
+        if len(log) == length:
+            log.append(frozen)
+        # Another conversation may have appended here before, or, in another thread, between the last two lines.
+        if log[length] is not frozen:
+            self._log = [*log[:length], frozen]
+        self._length = length + 1
 
     def extend(self, values: Iterable[MessageLike]) -> None:
         """Appends several messages."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -42,7 +42,7 @@ Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 def new_id() -> str:
     """Returns a new opaque id of 112 random bits, unique in all processes."""
-    return secrets.token_hex(14)
+    return os.urandom(14).hex()
 
 
 def check_lengths(length: int, unit: str, arrays: Mapping[str, Sized | None], *, owner: str = "") -> None:
@@ -76,15 +76,24 @@ class Record(BaseModel):
         blank = _blanks.get((cls, names)) or _blank(cls, names)
         fields = blank.fields.copy()
         fields.update(given)
+        return cls._of(fields, blank.names)
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any], names: set[str]) -> Self:
+        """Returns the record with all its ``fields``, of which ``names`` were given."""
         record = cls.__new__(cls)
         _set_slot(record, "__dict__", fields)
-        _set_slot(record, "__pydantic_fields_set__", blank.names)
+        _set_slot(record, "__pydantic_fields_set__", names)
         _set_slot(record, "__pydantic_extra__", None)
         _set_slot(record, "__pydantic_private__", None)
         return record
 
+    def _copied(self) -> Self:
+        """Returns a record with the same values, for classes whose fields are all immutable."""
+        return self._of(self.__dict__.copy(), self.__pydantic_fields_set__)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__pydantic_fields_set__:  # copy it first: trusted records share this set
+        if name not in self.__pydantic_fields_set__:  # copy it first: trusted records and copies share this set
             _set_slot(self, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
         before = self.__dict__.get(name)
         try:

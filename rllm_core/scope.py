@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rllm_core.costs import Tally
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from rllm_core.types import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of a rollout to something outside of its workflow.
 
     Attributes:
@@ -47,17 +47,6 @@ class Calls:
     seconds: float | None = None
     calls: list[Call] = field(default_factory=list)
     in_progress: int = 0
-
-    @contextmanager
-    def timed(self, kind: str, name: str = "") -> Iterator[None]:
-        """Measures the duration of its body."""
-        start, is_outside = time.perf_counter(), kind != "model"
-        self.in_progress += is_outside
-        try:
-            yield
-        finally:
-            self.in_progress -= is_outside
-            self.calls.append(Call(kind, name, start - self.began, time.perf_counter() - start))
 
     def end(self) -> None:
         """Ends the rollout."""
@@ -91,15 +80,26 @@ def timing(calls: Calls) -> Iterator[None]:
         calls.end()
 
 
-@contextmanager
-def timed(kind: str, name: str = "") -> Iterator[None]:
+class timed:
     """Measures a call of the current rollout; see `Call` for the arguments. Outside of rollouts, measures nothing."""
-    calls = _calls.get()
-    if calls is None:
-        yield
-        return
-    with calls.timed(kind, name):
-        yield
+
+    __slots__ = ("_calls", "_kind", "_name", "_start")
+
+    def __init__(self, kind: str, name: str = "") -> None:
+        self._kind, self._name = kind, name
+
+    def __enter__(self) -> None:
+        self._calls = calls = _calls.get()
+        if calls is not None:
+            calls.in_progress += self._kind != "model"
+            self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        calls = self._calls
+        if calls is not None:
+            calls.in_progress -= self._kind != "model"
+            ended = time.perf_counter()
+            calls.calls.append(Call(self._kind, self._name, self._start - calls.began, ended - self._start))
 
 
 def ended_calls(*calls: Call) -> None:
@@ -110,6 +110,14 @@ def ended_calls(*calls: Call) -> None:
 
 
 SAMPLED = ("prompt_ids", "completion_ids", "logprobs", "weight_version")
+
+
+def sampled_of(step: Step) -> tuple[Any, ...]:
+    """Returns the fields `SAMPLED` as the step holds them."""
+    return _sampled(step.__dict__)
+
+
+_sampled = itemgetter(*SAMPLED)
 
 
 class RolloutEnded(RuntimeError):
@@ -152,48 +160,21 @@ class RolloutScope:
 
     def keep(self, step: Step) -> None:
         """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = tuple(step.__dict__[name] for name in SAMPLED)
+        self.sampled[step.step_id] = sampled_of(step)
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is running."""
         return bool(self._calls)
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Surrounds a call of a completer.
+    def call(self) -> _CallInScope:
+        """Returns a context that surrounds a call of a completer.
 
         Raises:
             RolloutEnded: If the rollout has ended, or ends during the call.
             RuntimeError: If the caller runs in another event loop, such as one of its own in a thread.
         """
-        if not self.is_open:
-            raise RolloutEnded(
-                f"{self.name} has ended, so its completers can no longer be used; await or cancel every call, fork and "
-                "task before run() returns"
-            )
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a completer must be awaited in a task")
-        if self._loop is not None and task.get_loop() is not self._loop:
-            raise RuntimeError(
-                "a completer belongs to the event loop of its run; from a thread, call "
-                "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
-                "loop = asyncio.get_running_loop() taken in run()"
-            )
-        self._calls.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task not in self._stopped:  # somebody else cancelled it
-                raise
-            self._stopped.remove(task)
-            task.uncancel()
-            raise RolloutEnded(f"{self.name} ended while the model was answering") from None
-        finally:
-            self._calls.discard(task)
-            if not self.is_open and not self._calls and self._on_idle is not None:
-                self._on_idle(self)
+        return _CallInScope(self)
 
     def close(self, *, but: asyncio.Task[object] | None = None) -> None:
         """Rejects further calls and cancels the running ones, except the call of task ``but``."""
@@ -202,3 +183,41 @@ class RolloutScope:
             if task is not but and not task.done():
                 self._stopped.add(task)
                 task.cancel()
+
+
+class _CallInScope:
+    """The context of one call; a generator would take several times as long."""
+
+    __slots__ = ("_scope", "_task")
+
+    def __init__(self, scope: RolloutScope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        scope = self._scope
+        if not scope.is_open:
+            raise RolloutEnded(
+                f"{scope.name} has ended, so its completers can no longer be used; await or cancel every call, fork "
+                "and task before run() returns"
+            )
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a completer must be awaited in a task")
+        if scope._loop is not None and task.get_loop() is not scope._loop:
+            raise RuntimeError(
+                "a completer belongs to the event loop of its run; from a thread, call "
+                "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
+                "loop = asyncio.get_running_loop() taken in run()"
+            )
+        scope._calls.add(task)
+        self._task: asyncio.Task[object] = task
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        scope, task = self._scope, self._task
+        scope._calls.discard(task)
+        if not scope.is_open and not scope._calls and scope._on_idle is not None:
+            scope._on_idle(scope)
+        if task in scope._stopped and isinstance(error, asyncio.CancelledError):  # otherwise somebody else cancelled it
+            scope._stopped.remove(task)
+            task.uncancel()
+            raise RolloutEnded(f"{scope.name} ended while the model was answering") from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import blake2b
 
 
 def derive_seed(*parts: int | str) -> int:
     """Returns a seed in ``[0, 2**63)`` that depends on each part (run, task, rollout, turn), its type and the order."""
     named = repr([part if isinstance(part, str) else int(part) for part in parts])
-    digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
+    digest = blake2b(named.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -32,11 +32,12 @@ def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     Raises:
         ValueError: If a value is not an integer between 0 and 2**31 - 1.
     """
-    return _owned(_checked_ids(value))
+    array = _checked_ids(value)
+    return _read_only(array) if type(value) is list else _owned(array)
 
 
 def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
-    """Like `token_ids`, but may return the argument itself."""
+    """Like `token_ids`, but may return the argument itself, or an array that can be changed."""
     array = value if type(value) is np.ndarray else np.asarray(_unpacked_if_text(value))
     if array.ndim != 1:
         raise ValueError(f"token ids must be one-dimensional, got shape {array.shape}")
@@ -103,9 +104,11 @@ def _finite_floats(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> t
 
 
 def _owned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.flags.writeable:
-        array = array.copy()
-        array.setflags(write=False)
+    return _read_only(array.copy()) if array.flags.writeable else array
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
     return array
 
 
@@ -203,15 +206,16 @@ class _Chunk:
         return chunk
 
     def read(self, start: int, stop: int) -> TokenIds:
-        """Returns tokens ``[start, stop)`` as a read-only array: a view if this chunk holds them all."""
-        parts, chunk, end = [], self.up_to(stop), stop
-        while True:
-            parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
-            if start >= chunk.start or chunk.before is None:
-                break
-            end = chunk.start
-            chunk = chunk.before.up_to(end)
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+        """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
+        chunk = self.up_to(stop)
+        if start >= chunk.start:
+            found = chunk.array[start - chunk.start : stop - chunk.start]
+        else:
+            parts = [chunk.array[: stop - chunk.start]]
+            while start < chunk.start and chunk.before is not None:
+                end, chunk = chunk.start, chunk.before.up_to(chunk.start)
+                parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
+            found = np.concatenate(parts[::-1])
         found.setflags(write=False)
         return found
 
@@ -226,12 +230,7 @@ class TokenSpan:
 
     def read(self) -> TokenIds:
         """Returns the tokens as a read-only array."""
-        chunk = self._chunk
-        if self._start < chunk.start:
-            return chunk.read(self._start, self._stop)
-        found = chunk.array[self._start - chunk.start : self._stop - chunk.start]
-        found.setflags(write=False)
-        return found
+        return self._chunk.read(self._start, self._stop)
 
     def __array__(self, *_: object, **__: object) -> TokenIds:
         return self.read()
@@ -305,11 +304,10 @@ class TokenLog:
     def extend_checked(self, new: TokenIds) -> None:
         """Appends ids that `token_ids` has checked."""
         chunk, end = self._chunk, self._length - self._chunk.start
-        if not starts_with(chunk.array[end : chunk.used], new):
-            if chunk.used == end:
-                chunk.append(new)
-            else:
-                self._chunk = _Chunk(new.copy(), len(new), self._length, chunk)
+        if chunk.used == end and len(new):
+            chunk.append(new)
+        elif not starts_with(chunk.array[end : chunk.used], new):
+            self._chunk = _Chunk(new.copy(), len(new), self._length, chunk)
         self._length += len(new)
 
     def view(self, start: int, stop: int) -> TokenIds:

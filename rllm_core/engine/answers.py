@@ -9,7 +9,7 @@ from rllm_core.parser import ToolSpec
 from rllm_core.types import Step, TokenLog
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Answer:
     """A sampled step in its conversation.
 

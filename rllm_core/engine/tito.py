@@ -26,6 +26,8 @@ class TITOCompleter(Completer):
     Args:
         engine: Engine with token-in/token-out support.
         source: Where to send the requests. Defaults to the engine itself.
+        later_source: Where to send those of turns after the first: their prompts hold what was sampled, so they equal
+            no other rollout's, unless the sampling is greedy. Defaults to ``source``.
         on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
 
     Raises:
@@ -41,6 +43,7 @@ class TITOCompleter(Completer):
         is_validation: bool = False,
         max_prompt_tokens: int | None = None,
         source: TokenSource | None = None,
+        later_source: TokenSource | None = None,
         on_segment_break: Literal["segment", "raise"] = "segment",
         scope: RolloutScope | None = None,
     ) -> None:
@@ -51,6 +54,7 @@ class TITOCompleter(Completer):
         if engine.parser is None:
             raise ValueError(f"{described(engine)} has no parser, which token-in/token-out requires")
         self._source: TokenSource = source or engine
+        self._later_source: TokenSource = later_source or self._source
         self._parser = engine.parser
         self._on_segment_break = on_segment_break
         super().__init__(
@@ -93,8 +97,9 @@ class TITOCompleter(Completer):
         turn = session.next_prompt(messages, tools=tools)
         try:
             self._check_prompt_length(len(turn.prompt_ids))
+            source = self._later_source if self._turns and params.temperature else self._source
             try:
-                output = await self._source.get_token_output_from_token_input(
+                output = await source.get_token_output_from_token_input(
                     with_media(turn.prompt_ids, turn.media),
                     sampling_params=params,
                     seed=seed,
@@ -116,15 +121,15 @@ class TITOCompleter(Completer):
         self._turns += 1
         # The session has checked the tokens, and TokenOutput its own fields. Media come unchecked from the parser.
         make = Step if turn.media else Step._trusted
-        recorded, cut = session.recorded, len(turn.prompt_ids)
+        prompt_ids, completion_ids = session.last_spans
         return make(
             step_id=new_id(),
             messages=session.consumed,
             response=session.answer,
             tools=session.tools or NO_TOOLS,
-            prompt_ids=recorded.span(0, cut),
+            prompt_ids=prompt_ids,
             prompt_media=turn.media,
-            completion_ids=recorded.span(cut, len(recorded)),
+            completion_ids=completion_ids,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             weight_version=output.weight_version,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Awaitable, Coroutine
+from types import CoroutineType, TracebackType
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 class SharedTimer:
@@ -52,21 +56,34 @@ class Deadline:
     """A timeout of a `SharedTimer`, for the task that enters it.
 
     Attributes:
+        begun: Whether the time has begun.
         expired: Whether the timeout expired; the body may raise `TimeoutError` as well.
     """
 
-    __slots__ = ("_cancelling", "_task", "_timer", "at", "expired")
+    __slots__ = ("_cancelling", "_task", "_timer", "at", "begun", "expired")
 
     def __init__(self, timer: SharedTimer) -> None:
         self._timer = timer
         self.at = 0.0
+        self.begun = False
         self.expired = False
+
+    async def limit(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        """Awaits in this context, which is entered only when there is something to wait for."""
+        if type(awaitable) is CoroutineType:
+            try:
+                first = awaitable.send(None)
+            except StopIteration as ended:
+                return ended.value  # type: ignore[no-any-return]
+            awaitable = _Begun(awaitable, first)
+        with self:
+            return await awaitable
 
     def __enter__(self) -> Deadline:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("only a task can be stopped at a deadline")
-        self._task, self._cancelling = task, task.cancelling()
+        self._task, self._cancelling, self.begun = task, task.cancelling(), True
         self._timer._begin(self)
         return self
 
@@ -82,3 +99,41 @@ class Deadline:
         # Convert only our own cancellation to TimeoutError; other cancellations propagate.
         if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError(f"not done within {self._timer.seconds:g} s") from error
+
+
+class _Begun:
+    """The rest of a coroutine that has run until it waits for ``first``.
+
+    Attributes:
+        cr_await: The coroutine, under the name by which `rllm_core.limits.timeouts.waiting_at` finds it.
+    """
+
+    __slots__ = ("_first", "_is_new", "cr_await")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], first: Any) -> None:
+        self.cr_await, self._first, self._is_new = coroutine, first, True
+
+    def __await__(self) -> _Begun:
+        return self
+
+    def __iter__(self) -> _Begun:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        """Resumes the coroutine, or passes on what it waits for."""
+        if self._is_new:
+            self._is_new = False
+            first, self._first = self._first, None
+            return first
+        return self.cr_await.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raises an error where the coroutine waits."""
+        return self.cr_await.throw(*error)
+
+    def close(self) -> None:
+        """Ends the coroutine."""
+        self.cr_await.close()

@@ -63,7 +63,7 @@ class ParsedCompletion(Mapping[str, Any]):
     @property
     def ok_tool_calls(self) -> tuple[ParsedToolCall, ...]:
         """Tool calls that can be executed."""
-        return tuple(call for call in self.tool_calls if call.status == "ok")
+        return tuple([call for call in self.tool_calls if call.status == "ok"])
 
     def to_message(self, *, turn: int | str | None = None) -> FrozenDict:
         """Returns the assistant message to append to the conversation (OpenAI format, arguments as a JSON string).

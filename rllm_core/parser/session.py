@@ -7,7 +7,7 @@ Within a segment, sampled text is never tokenized again. The parser only supplie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -141,6 +141,11 @@ class ParserSession:
         if self._answer is None:
             raise RuntimeError("nothing has been recorded yet")
         return self._tokens.view(*self._answer_span)
+
+    @property
+    def last_spans(self) -> tuple[Any, Any]:
+        """The last recorded completion's prompt and itself, for fields that show `TokenLog.span` as an array."""
+        return self._tokens.span(0, self._answer_span[0]), self._tokens.span(*self._answer_span)
 
     @property
     def segments(self) -> tuple[TokenSegment, ...]:
@@ -322,8 +327,9 @@ class ParserSession:
         tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
-        if any(m["role"] == "assistant" for m in tail):
-            return BreakReason.ASSISTANT_INSERTED, tail
+        for added in tail:
+            if added["role"] == "assistant":
+                return BreakReason.ASSISTANT_INSERTED, tail
         if not tail:
             return BreakReason.HISTORY_EDITED, tail
         if not self._clean_stop:
@@ -363,14 +369,15 @@ def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
     return freeze(list(tools)) if tools else None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts in JSON-like data."""
+def _texts(value: Any) -> list[str]:
+    """Returns all texts in JSON-like data."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+        return [value]
+    texts: list[str] = []
+    if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+            texts += (key, item) if type(item) is str else (key, *_texts(item))
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            texts += _texts(item)
+    return texts

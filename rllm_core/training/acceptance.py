@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any
 
 import numpy as np
 
 from rllm_core.hosts.rollout_failures import Refused
 from rllm_core.plugins.blame import defined_at
-from rllm_core.scope import SAMPLED, RolloutScope
+from rllm_core.scope import SAMPLED, RolloutScope, sampled_of
 from rllm_core.text import printable
 from rllm_core.tokens import TokenSpan
 from rllm_core.types import Episode, Record, Step, Task, Trajectory
@@ -109,6 +110,8 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
             "a step was not sampled in this rollout; use only steps that this call's completer and its forks "
             "returned, and keep none in the workflow between rollouts"
         )
+    if all(map(is_, sampled_of(step), sampled)):
+        return
     for name, original in zip(SAMPLED, sampled, strict=True):
         if not _same(step.__dict__.get(name), original):
             raise Refused(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
@@ -153,12 +156,14 @@ def _check_metrics(metrics: dict[str, float]) -> None:
 
 def _owned(record: Any) -> Any:
     """Copies ``record`` and the records in its lists; arrays, messages and JSON data are immutable."""
+    if type(record) is Step:
+        return record._copied()
     fields = dict(record.__dict__)
     for name, value in fields.items():
         if type(value) is list:
             fields[name] = [_owned(item) if isinstance(item, Record) else item for item in value]
         elif type(value) is dict:
             fields[name] = dict(value)
-    if type(record) in (Episode, Trajectory, Step):
+    if type(record) in (Episode, Trajectory):
         return type(record)._trusted(**fields)
     return record.model_copy(update=fields)  # a plugin's subclass may hold more than fields

@@ -1,4 +1,4 @@
-"""Merging and queueing of engine requests: identical prompts of one tick become one n-sample call."""
+"""Merging and queueing of engine requests: equal prompts of one tick become one n-sample call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from rllm_core.engine import EngineError, RolloutEngine, TokenSource
 from rllm_core.limits.request_retries import retried, unanswered
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.timeouts import contained, stop
+from rllm_core.training.slices import Slices
 from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
 # The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they
 # start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
+# Answers that arrive in one moment reach their rollouts in slices: each of them goes on until its next request, which
+# takes about 0.1 ms, and everything else has to wait for it.
+ANSWERS_PER_ROUND = 128
 # How long a batch waits for rollouts that wait for something unknown, and for calls to tools and reward functions.
 LOCKSTEP_GRACE_SECONDS = 0.02
 LOCKSTEP_OUTSIDE_SECONDS = 2.0
@@ -78,11 +82,29 @@ class _Asker:
             self._merger.count(self, -1)
 
 
+class _Unmerged:
+    """Sends every request by itself, in the task that makes it."""
+
+    __slots__ = ("_merger",)
+
+    def __init__(self, merger: RequestMerger) -> None:
+        self._merger = merger
+
+    async def get_token_output_from_token_input(
+        self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
+    ) -> TokenOutput:
+        """Samples one completion; see `RolloutEngine.get_token_output_from_token_input`."""
+        self._merger.requests += 1
+        [output] = await self._merger.outputs(_Merged(token_input, sampling_params, is_validation, [seed]))
+        return output
+
+
 class RequestMerger:
     """Merges and queues engine requests; sits between completers and an engine as a `rllm_core.engine.TokenSource`.
 
     Requests with the same prompt, parameters and purpose that arrive in one event-loop tick become one call, sent by
-    its own task; a single request is sent by the task that makes it. Validation goes first when calls queue. With
+    its own task; a single request is sent by the task that makes it. Requests to `unmerged` do not wait for equal ones.
+    Validation goes first when calls queue, and answers that arrive together are handed out in slices. With
     ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, and are sent in the
     order of their seeds, so batches do not depend on timing. A rollout that computes in a worker delays the others
     until it has computed; one in a call to a tool or a reward function (`rllm_core.scope.timed`), by at most 2 s; one
@@ -94,6 +116,9 @@ class RequestMerger:
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
         is_settled: See `rllm_core.hosts.contract.RolloutHost`.
         outside: Returns how many calls to tools and reward functions are in progress.
+
+    Attributes:
+        unmerged: Source for prompts that no other request is likely to have, such as those of later turns.
     """
 
     def __init__(
@@ -115,6 +140,8 @@ class RequestMerger:
         self._answers = 0
         self._slots = Slots(limits.max_concurrent_requests)
         self._timer = SharedTimer(limits.request_timeout_seconds)
+        self._slices = Slices(ANSWERS_PER_ROUND)
+        self.unmerged: TokenSource = _Unmerged(self)
         self._pending: dict[bytes | tuple[object, ...], list[_Merged]] = {}
         self._waiting_rollouts = 0
         self._running_rollouts = 0
@@ -175,7 +202,7 @@ class RequestMerger:
                         del self._pending[key]
                 if not merged.futures:
                     del key  # free memory: it is as long as the prompt, and the call may take long
-                    [output] = await self._outputs(merged)
+                    [output] = await self.outputs(merged)
                     return output
                 merged.futures.insert(0, asyncio.get_running_loop().create_future())
                 self._start(merged)
@@ -245,7 +272,7 @@ class RequestMerger:
         merged.call = asyncio.get_running_loop().create_task(self._call(merged))
         self._running_calls.add(merged.call)
 
-    async def _outputs(self, merged: _Merged) -> list[TokenOutput]:
+    async def outputs(self, merged: _Merged) -> list[TokenOutput]:
         """Calls the engine, and retries after a pause while it is busy."""
         outputs = await retried(
             lambda: self._attempt(merged), attempts=self._limits.max_request_attempts, seed=merged.seeds[0]
@@ -258,23 +285,29 @@ class RequestMerger:
         return outputs
 
     async def _attempt(self, merged: _Merged) -> list[TokenOutput]:
-        await self._slots.take(priority=merged.is_validation)
+        if not self._slots.take_free():
+            await self._slots.take(priority=merged.is_validation)
         deadline = self._timer.deadline()
         try:
-            with deadline:
-                self.calls += 1
-                return await self.engine.get_token_outputs_from_token_input(
+            self.calls += 1
+            outputs = await deadline.limit(
+                self.engine.get_token_outputs_from_token_input(
                     merged.token_input,
                     sampling_params=merged.sampling_params,
                     seeds=merged.seeds,
                     is_validation=merged.is_validation,
                 )
+            )
         except TimeoutError as error:
             if not deadline.expired:
                 raise
             raise unanswered(f"engine {self.engine.name!r}", self._timer.seconds) from error
         finally:
             self._slots.give_back()
+        # What answers at once comes from the task that goes on, so nothing else arrives with it.
+        if deadline.begun and (next_round := self._slices.wait()) is not None:
+            await next_round
+        return outputs
 
     def _answered(self, answers: int) -> None:
         before, self._answers = self._answers, self._answers + answers
@@ -283,7 +316,7 @@ class RequestMerger:
 
     async def _call(self, merged: _Merged) -> None:
         try:
-            outputs = await contained(self._outputs(merged))
+            outputs = await contained(self.outputs(merged))
         except asyncio.CancelledError:
             for future in merged.futures:
                 future.cancel()

@@ -373,5 +373,7 @@ class RolloutRunner:
         }
         if not self.engine.supports_token_in_token_out or self.engine.parser is None:
             return Completer(self.engine, **options)
-        on_segment_break = self.config.rollout.on_segment_break
-        return TITOCompleter(self.engine, source=self.merger.source(), on_segment_break=on_segment_break, **options)
+        options["on_segment_break"] = self.config.rollout.on_segment_break
+        source = self.merger.source()
+        later_source = source if self.merger.lockstep else self.merger.unmerged
+        return TITOCompleter(self.engine, source=source, later_source=later_source, **options)

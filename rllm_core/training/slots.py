@@ -56,11 +56,17 @@ class Slots:
         self._seconds += (self._places - self._free) * (now - self._counted_at)
         self._counted_at = now
 
+    def take_free(self) -> bool:
+        """Takes a slot like `take` if one is free; returns whether it did."""
+        if not self._free:
+            return False
+        self._count()
+        self._free -= 1
+        return True
+
     async def take(self, *, priority: bool) -> None:
         """Waits for a slot, to be returned with `give_back`; each queue is first in, first out."""
-        if self._free:  # then no task waits: `give_back` hands a slot directly to the next one
-            self._count()
-            self._free -= 1
+        if self.take_free():  # then no task waits: `give_back` hands a slot directly to the next one
             return
         lane = self._waiting[0 if priority else 1]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -99,10 +99,12 @@ def test_assignments_to_a_trusted_record_are_validated_and_its_own() -> None:
         with pytest.raises((ValidationError, ValueError)):
             setattr(first, name, wrong)
         assert first.to_json() == before
-    copied = other.model_copy()
-    copied.reward = 2.0
-    assert other.reward is None
-    assert other.model_fields_set == fields_set
+    for copied in (other.model_copy(), other._copied()):
+        assert copied == other
+        copied.reward = 2.0
+        assert copied.model_fields_set == {*fields_set, "reward"}
+        assert other.reward is None
+        assert other.model_fields_set == fields_set
     assert Step._trusted(**checked_fields()).model_fields_set == fields_set
     assert Step._trusted(**checked_fields()).reward is None
 

@@ -16,7 +16,7 @@ from rllm_core.assembly.parts import assemble, parts_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import TaskStream, spread
 from rllm_core.config import RolloutConfig
-from rllm_core.engine import EngineBusy, EngineError
+from rllm_core.engine import EngineBusy, EngineError, TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.hosts.inline import Inline
 from rllm_core.limits.request_retries import pause_seconds
@@ -25,7 +25,7 @@ from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
 from rllm_core.training import evaluation
 from rllm_core.training.requests import RequestMerger
-from rllm_core.types import SamplingParams, Task, token_ids
+from rllm_core.types import Messages, SamplingParams, Task, token_ids
 from rllm_devkit.scripted import Script, ScriptedEngine
 
 TASKS = [Task(task_id=str(number)) for number in range(7)]
@@ -69,6 +69,38 @@ def test_equal_prompts_of_one_tick_become_one_call() -> None:
         assert (engine.calls, engine.requests) == (2, 9)
         alone = [await ask(merger, [1, 2], seed) for seed in range(8)]
         assert [a.to_json() for a in answers[:8]] == [a.to_json() for a in alone], "each keeps its own seed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lockstep", "calls"), [(1.0, False, [1, 6, 1]), (0.0, False, [1, 1, 1]), (1.0, True, [1, 1, 1])]
+)
+def test_later_turns_are_merged_where_equal_prompts_are_likely(
+    temperature: float, lockstep: bool, calls: list[int]
+) -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(skill=1.0)  # all say the same, so all prompts stay equal
+        merger = RequestMerger(engine, RolloutConfig(), lockstep=lockstep)
+        made: list[int] = []
+        params = SamplingParams(temperature=temperature, stop_token_ids=(257,))
+        source = merger.source()
+        later_source = source if lockstep else merger.unmerged
+        completers = [
+            TITOCompleter(engine, sampling_params=params, seed=seed, source=source, later_source=later_source)
+            for seed in range(6)
+        ]
+        messages = Messages([{"role": "user", "content": "hi"}])
+        for _ in range(2):
+            before = engine.calls
+            steps = await asyncio.gather(*(completer.complete(messages) for completer in completers))
+            made.append(engine.calls - before)
+            messages += [steps[0].response, {"role": "user", "content": "again"}]
+        before = engine.calls
+        await completers[0].complete_many(messages, 6)
+        made.append(engine.calls - before)
+        assert made == calls
+        assert merger.requests == engine.requests == 18
 
     asyncio.run(run())
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import virtual_clock
 from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.timeouts import waiting_at
 
 
 def test_each_wait_ends_at_its_own_deadline() -> None:
@@ -138,3 +139,93 @@ def test_there_is_no_deadline_outside_of_a_task() -> None:
         assert not failure
 
     virtual_clock.run(run())
+
+
+def test_what_needs_no_wait_has_no_deadline_and_what_waits_has_one_from_then_on() -> None:
+    async def at_once(result: str) -> str:
+        return result
+
+    async def wrong() -> str:
+        raise ValueError("wrong")
+
+    async def slow(seconds: float) -> str:
+        await asyncio.sleep(0)  # yields None, like no future does
+        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)
+        return "slow"
+
+    async def run() -> None:
+        timer = SharedTimer(1.0)
+        begin, begins = timer._begin, []
+        timer._begin = lambda deadline: (begins.append(deadline), begin(deadline))[1]  # type: ignore[method-assign]
+        at_once_deadline = timer.deadline()
+        assert await at_once_deadline.limit(at_once("done")) == "done"
+        with pytest.raises(ValueError, match="wrong"):
+            await timer.deadline().limit(wrong())
+        assert not at_once_deadline.begun
+        assert not begins
+        deadline = timer.deadline()
+        assert await deadline.limit(slow(0.4)) == "slow"
+        assert begins == [deadline]
+        assert deadline.begun
+        assert not deadline.expired
+        late = timer.deadline()
+        with pytest.raises(TimeoutError, match="not done within 1 s"):
+            await late.limit(slow(0.6))
+        assert late.expired
+        future = asyncio.get_running_loop().create_future()
+        future.set_result("a future")
+        assert await timer.deadline().limit(future) == "a future"
+        with pytest.raises(TypeError, match="can't be used in 'await' expression"):
+            await timer.deadline().limit(["no awaitable"])  # type: ignore[arg-type]
+        assert not timer._running
+
+    virtual_clock.run(run())
+
+
+@pytest.mark.parametrize("waits_before", [0, 1])
+def test_a_cancellation_reaches_what_waits_which_may_clean_up(waits_before: int) -> None:
+    events: list[str] = []
+
+    async def careful() -> str:
+        try:
+            for _ in range(waits_before):
+                await asyncio.sleep(0)
+            await asyncio.sleep(3600.0)
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            await asyncio.sleep(0.5)
+            events.append("cleaned up")
+            raise
+        return "never"
+
+    async def run() -> None:
+        timer = SharedTimer(1.0)
+        task = asyncio.create_task(timer.deadline().limit(careful()))
+        await asyncio.sleep(0.1)
+        assert "careful()" in str(waiting_at(task))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not timer._running
+
+    virtual_clock.run(run())
+    assert events == ["cancelled", "cleaned up"]
+
+
+def test_what_is_abandoned_while_it_waits_is_closed() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(3600.0)
+        finally:
+            ended.append("closed")
+
+    async def run() -> None:
+        call = SharedTimer(1.0).deadline().limit(waits())
+        call.send(None)
+        call.close()
+
+    virtual_clock.run(run())
+    assert ended == ["closed"]

@@ -1,0 +1,46 @@
+"""Works off what arrives in one moment in slices, between which the event loop does everything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Slices:
+    """Lets a limited number of tasks go on per round of the event loop, in the order in which they come.
+
+    Args:
+        size: Number of tasks per round.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._left = size
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop in which the next round is due, if any
+
+    def wait(self) -> asyncio.Future[None] | None:
+        """Returns what a task has to await before it goes on; None if there is room in this round."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._left = loop, self._size
+            self._waiting.clear()  # of a loop that has ended
+            loop.call_soon(self._next_round, loop)
+        if self._left:
+            self._left -= 1
+            return None
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        return future
+
+    def _next_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._waiting:
+            self._loop = None
+            return
+        self._left = self._size
+        while self._waiting and self._left:
+            future = self._waiting.popleft()
+            if not future.done():  # its task may have been cancelled
+                future.set_result(None)
+                self._left -= 1
+        loop.call_soon(self._next_round, loop)
