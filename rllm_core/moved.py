@@ -51,7 +51,7 @@ MOVED: dict[str, str] = {
     "rllm_core.training.metrics": "rllm_core.run_folder.metrics",
     "rllm_core.training.progress": "rllm_core.run_folder.progress",
     "rllm_core.training.reporting": "rllm_core.run_folder.reporting",
-    "rllm_core.training.report": "rllm_core.run_folder.plot",
+    "rllm_core.training.report": "rllm_viewer.plot",
     "rllm_core.training.run_dir": "rllm_core.run_folder.folder",
     "rllm_core.training.running": "rllm_core.limits.running",
     "rllm_core.training.shared_timer": "rllm_core.limits.shared_timer",
