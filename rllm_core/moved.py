@@ -44,10 +44,12 @@ MOVED: dict[str, str] = {
     "rllm_core.training.deadlines": "rllm_core.limits.timeouts",
     "rllm_core.training.difficulty": "rllm_core.run_folder.difficulty",
     "rllm_core.training.engines": "rllm_core.assembly.engines",
+    "rllm_core.training.evaluation": "rllm_core.runs.evaluation",
     "rllm_core.training.first_failures": "rllm_core.run_folder.first_failures",
     "rllm_core.training.guard": "rllm_core.limits.guard",
     "rllm_core.training.guard_process": "rllm_core.limits.guard_process",
     "rllm_core.training.journal": "rllm_core.run_folder.journal",
+    "rllm_core.training.launch": "rllm_core.runs.launch",
     "rllm_core.training.metrics": "rllm_core.run_folder.metrics",
     "rllm_core.training.progress": "rllm_core.run_folder.progress",
     "rllm_core.training.reporting": "rllm_core.run_folder.reporting",
@@ -55,6 +57,8 @@ MOVED: dict[str, str] = {
     "rllm_core.training.run_dir": "rllm_core.run_folder.folder",
     "rllm_core.training.running": "rllm_core.limits.running",
     "rllm_core.training.shared_timer": "rllm_core.limits.shared_timer",
+    "rllm_core.training.signals": "rllm_core.runs.signals",
+    "rllm_core.training.starting": "rllm_core.runs.starting",
     "rllm_core.training.tasks": "rllm_core.assembly.tasks",
     "rllm_core.training.trackers": "rllm_core.tracker",
     "rllm_core.training.verify": "rllm_viewer.verify",
@@ -72,7 +76,7 @@ SPLIT: dict[str, str | tuple[str, ...]] = {
     "rllm_core.algorithms.corrections": "rllm_core.builtin.off_policy_corrections",
     "rllm_core.algorithms.torch_losses": "rllm_core.builtin.losses",
     "rllm_core.config": "rllm_core.assembly.resolution",
-    "rllm_core.training.launch": "rllm_core.assembly.parts",
+    "rllm_core.runs.launch": "rllm_core.assembly.parts",
     "rllm_core.providers": "rllm_core.providers",
     "rllm_core.sandbox": "rllm_core.builtin.sandbox",
     "rllm_core.testing": ("rllm_devkit.checks", "rllm_devkit.scripted"),
@@ -81,7 +85,7 @@ SPLIT: dict[str, str | tuple[str, ...]] = {
 
 RENAMED = {
     "rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss",
-    "rllm_core.training.launch.Assembly": "Parts",
+    "rllm_core.runs.launch.Assembly": "Parts",
     **{f"rllm_core.providers.{name}": f"{name}Provider" for name in RECORDS},
 }
 """New names of classes by their old ones."""

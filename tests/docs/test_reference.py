@@ -26,7 +26,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.metrics import CORE_METRICS
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.resuming import RESUMABLE
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit.scripted import ScriptedBackend
 
 RUN_FOLDER = Page(ROOT / "docs" / "run-folder.md")

@@ -24,7 +24,7 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 from rllm_devkit import faults as fault
 from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since

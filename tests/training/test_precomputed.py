@@ -15,7 +15,7 @@ from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.errors import ConfigError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
-from rllm_core.training import evaluation
+from rllm_core.runs import evaluation
 from rllm_core.types import Episode, Trajectory
 from rllm_devkit.scripted import ScriptedWorkflow
 from rllm_viewer.plot import plot_reward

@@ -39,7 +39,7 @@ from rllm_core.config import OptimizerConfig
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, Step, Task, TrainingSample, Trajectory, TrajectoryGroup
 from rllm_core.workflow import Split, Workflow
 from rllm_viewer.verify import verify

@@ -19,7 +19,7 @@ from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit import scripted
 
 Lines = list[dict[str, Any]]

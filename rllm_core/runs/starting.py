@@ -15,7 +15,7 @@ from rllm_core.file_references import section_name
 from rllm_core.limits.guard import Guard, guarded
 from rllm_core.limits.running import run
 from rllm_core.run_folder.progress import for_terminal
-from rllm_core.training import evaluation, launch
+from rllm_core.runs import evaluation, launch
 from rllm_core.workflow import Split
 
 LONGEST_NAME = 100  # of a run folder, without its date

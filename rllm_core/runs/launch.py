@@ -33,7 +33,7 @@ from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.accounting import Books
 from rllm_core.training.run_parts import RunParts
-from rllm_core.training.signals import Signals
+from rllm_core.runs.signals import Signals
 from rllm_core.training.stopping import Interrupted
 from rllm_core.training.trainer import Trainer
 from rllm_core.workflow import Workflow
