@@ -71,6 +71,7 @@ def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
     assert {"kind": "backend", "name": "good", "summary": "A good backend."} in good["provides"]
     assert good["warnings"] == []
     assert good["load_seconds"] > 0
+    assert found["rllm-devkit/devkit"]["hooks"] == ["cli_commands"], "the command's own plugin, loaded before"
     assert found["rllm-heavy/heavy"]["status"] == "loaded"
     assert found["rllm-heavy/heavy"]["warnings"] == ["imports torch when it is loaded"]
     assert found["rllm-chatty/chatty"]["status"] == "loaded"

@@ -77,7 +77,6 @@ def train(
             latency_seconds=(lambda random: random.random() / 500) if config.training.staleness_threshold else None,
         )
         patch.setattr(scripted.ScriptedBackend, "script", script)
-        patch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
         try:
             asyncio.run(launch.train(assembly, folder, resume=resume, progress=Progress()))
         except RunError:
