@@ -26,11 +26,11 @@ from rllm_core import providers
 from rllm_core.assembly.components import PIECE_KINDS, piece_class
 from rllm_core.assembly.support import Support
 from rllm_core.backend import Capabilities
+from rllm_core.cli.backends import default_capabilities, matrix
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.settings import Settings
-from rllm_devkit.commands.backends import default_capabilities, matrix
 
 PAGE = Path(__file__).parent / "run-file.md"
 SECTIONS = Path(__file__).parent / "run-file"

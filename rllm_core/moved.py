@@ -31,7 +31,7 @@ MOVED: dict[str, str] = {
     "rllm_core.algorithms.selection": "rllm_core.assembly.algorithm",
     "rllm_core.algorithms.support": "rllm_core.assembly.support",
     "rllm_core.blame": "rllm_core.plugins.blame",
-    "rllm_core.cli.probe": "rllm_devkit.probe",
+    "rllm_core.cli.probe": "rllm_core.plugins.probe",
     "rllm_core.discovery": "rllm_core.plugins.discovery",
     "rllm_core.distillation.opening": "rllm_core.assembly.teacher",
     "rllm_core.loading": "rllm_core.plugins.loading",

@@ -11,10 +11,10 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.support import Support
 from rllm_core.backend import Capabilities
+from rllm_core.cli.backends import default_capabilities
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import BackendProvider
-from rllm_devkit.commands.backends import default_capabilities
 from rllm_devkit.scripted import ScriptedBackend
 
 EVERYTHING: dict[str, Any] = {

@@ -42,7 +42,7 @@ def values(words: str, tmp_path: Path) -> set[str]:
 @pytest.mark.slow
 def test_commands_and_options(tmp_path: Path) -> None:
     assert {name for name in CORE_COMMANDS if " " not in name} | {"new"} <= values("rllm-core ", tmp_path)
-    assert values("rllm-core plugins ", tmp_path) == {"show", "enable", "disable", "check", "load"}
+    assert values("rllm-core plugins ", tmp_path) == {"show", "enable", "disable", "check"}
     assert values("rllm-core tr", tmp_path) == {"train"}
     assert values("rllm-core plugins dis", tmp_path) == {"disable"}
     assert values("rllm-core train --dry", tmp_path) == {"--dry-run"}

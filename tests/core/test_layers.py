@@ -16,6 +16,7 @@ from architecture import PICTURE, ROOMS, Import, drawing, imports, modules, room
 # Imports of a later room. At most two of them may stay.
 BACK_UP: Mapping[str, str] = {
     " -> from_python": "for type checkers: rllm_core.train is imported when a program uses it",
+    "plugins.probe -> sandbox.in_child": "to end a child process with its parent, on both sides of the contracts",
 }
 
 

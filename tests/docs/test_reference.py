@@ -249,8 +249,7 @@ def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command
 
 # Other plugins document their commands on their own pages.
 OF_VIEWER = ["chat", "compare", "diagnose", "export", "export-model", "import", "runs", "show", "verify", "view"]
-OF_DEVKIT = ["algorithms", "backends", "doctor", "new"]
-DOCUMENTED = [*CORE_COMMANDS, *OF_DEVKIT, *OF_VIEWER]
+DOCUMENTED = [*CORE_COMMANDS, "new", *OF_VIEWER]
 COMMANDS = dict(commands(cli, "rllm-core"))
 
 

@@ -22,11 +22,11 @@ from rllm_core.assembly.components import configured
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import Capabilities
+from rllm_core.cli.algorithms import piece_rows
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.runs import launch
-from rllm_devkit.commands.algorithms import piece_rows
 from rllm_devkit.scripted import ScriptedBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -239,7 +239,7 @@ def test_a_loss_is_not_blamed_for_a_policy_that_is_lost(scripted: Manager) -> No
 
 @pytest.mark.slow
 def test_algorithms_lists_them_beside_ours_and_says_what_is_wrong(rllm_core: Run) -> None:
-    packages, only = ("rllm-thirds", "rllm-wrongs"), {"RLLM_PLUGINS": "devkit,thirds,wrongs"}
+    packages, only = ("rllm-thirds", "rllm-wrongs"), {"RLLM_PLUGINS": "thirds,wrongs"}
     run = rllm_core("algorithms", "--json", packages=packages, **only)
     assert run.returncode == 0, run.stderr
     rows = json.loads(run.stdout)
@@ -283,7 +283,7 @@ def test_losses_are_listed_where_torch_is_not_installed(monkeypatch: pytest.Monk
 
 def test_backends_count_the_losses_and_corrections_of_plugins(rllm_core: Run) -> None:
     packages = ("rllm-good", "rllm-thirds")
-    run = rllm_core("backends", "--json", packages=packages, RLLM_PLUGINS="devkit,good,thirds")
+    run = rllm_core("backends", "--json", packages=packages, RLLM_PLUGINS="good,thirds")
     [row] = json.loads(run.stdout)
     assert (row["name"], row["status"], row["error"]) == ("good", "loaded", None)
     assert "soft_clip" not in row["capabilities"]["losses"], "it runs no torch losses"

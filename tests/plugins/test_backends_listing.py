@@ -11,7 +11,7 @@ import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 KEYS = ["name", "status", "capabilities", "error", "summary", "package", "version", "plugin", "load"]
-PACKAGES, ONLY = ("rllm-good", "rllm-backends", "rllm-thirds"), {"RLLM_PLUGINS": "devkit,good,bad-backends,thirds"}
+PACKAGES, ONLY = ("rllm-good", "rllm-backends", "rllm-thirds"), {"RLLM_PLUGINS": "good,bad-backends,thirds"}
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_people_get_a_table_of_the_same(rllm_core: Run) -> None:
 
 def test_a_backend_that_hangs_is_given_up(rllm_core: Run) -> None:
     run = rllm_core(
-        "backends", "--json", "--deadline-seconds", "1.5", packages=("rllm-hanging",), RLLM_PLUGINS="devkit,hanging"
+        "backends", "--json", "--deadline-seconds", "1.5", packages=("rllm-hanging",), RLLM_PLUGINS="hanging"
     )
     [row] = json.loads(run.stdout)
     assert row["status"] == "broken"
@@ -79,7 +79,7 @@ def test_a_first_party_backend_whose_plugin_is_broken_is_still_a_row(rllm_core: 
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rllm-verl\nVersion: 9.0\n")
     (info / "entry_points.txt").write_text("[rllm_core]\nverl = no_such_rllm_verl\n")
-    run = rllm_core("backends", "--json", PYTHONPATH=str(folder), RLLM_PLUGINS="devkit,verl")
+    run = rllm_core("backends", "--json", PYTHONPATH=str(folder), RLLM_PLUGINS="verl")
     [row] = json.loads(run.stdout)
     assert (row["name"], row["package"], row["status"], row["capabilities"]) == ("verl", "rllm-verl", "broken", None)
     assert "ModuleNotFoundError" in row["error"]

@@ -19,17 +19,7 @@ from rllm_core.providers import COMMAND_GROUPS, CommandProvider
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-OF_THE_DEVKIT = (
-    "algorithms",
-    "backends",
-    "doctor",
-    "new workflow mine",
-    "plugins --load",
-    "plugins check workflows",
-    "plugins load",
-    "plugins show workflows",
-    "parser check some/model",
-)
+OF_THE_DEVKIT = ("new workflow mine", "plugins check workflows", "parser check some/model")
 OF_THE_VIEWER = ("verify run", "show run", "runs", "compare run other", "diagnose run", "view run")
 
 
@@ -41,7 +31,7 @@ class Adding:
 
     @hookimpl
     def cli_commands(self) -> list[CommandProvider]:
-        return [CommandProvider(name=self.name, load="rllm_core.cli.completion:completion", summary="Added.")]
+        return [CommandProvider(name=self.name, load="rllm_core.cli.doctor:doctor", summary="Added.")]
 
 
 def called(line: str, plugins: PluginManager) -> Result:
@@ -83,14 +73,14 @@ def test_other_names_of_several_words_are_no_names(name: str) -> None:
         CommandProvider(name=name, load="a.b:c", summary="")
 
 
-@pytest.mark.parametrize("name", ["plugins enable", "plugins disable", "completion"])
+@pytest.mark.parametrize("name", ["plugins show", "plugins disable", "doctor"])
 def test_built_in_commands_of_a_group_are_reserved(name: str) -> None:
     with pytest.raises(PluginError, match=f"its command '{name}' has the name of a built-in command"):
         core_only().register(Adding(name), "taker")
 
 
 def test_an_unknown_command_of_a_group_suggests() -> None:
-    assert "no such command 'enalbe'; did you mean 'enable'?" in called("plugins enalbe", core_only()).output
+    assert "no such command 'shwo'; did you mean 'show'?" in called("plugins shwo", core_only()).output
     assert "run rllm-core plugins --help for a list" in called("plugins xyzzy", core_only()).output
 
 
@@ -116,12 +106,9 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
         (
             "--help",
             [
-                "algorithms",
-                "backends",
                 "chat",
                 "compare",
                 "diagnose",
-                "doctor",
                 "environments",
                 "export",
                 "export-model",
@@ -129,15 +116,13 @@ def test_a_command_whose_package_is_missing_names_it(line: str, package: str) ->
                 "new",
                 "parser check",
                 "plugins check",
-                "plugins load",
-                "plugins show",
                 "runs",
                 "show",
                 "verify",
                 "view",
             ],
         ),
-        ("plugins --help", ["check", "load", "show"]),
+        ("plugins --help", ["check"]),
         ("parser --help", ["check"]),
     ],
 )

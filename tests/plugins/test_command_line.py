@@ -14,7 +14,7 @@ import click
 import pytest
 
 from rllm_core import cli
-from rllm_devkit.version_conflicts import known_limits, version_conflicts
+from rllm_core.cli.version_conflicts import known_limits, version_conflicts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -71,7 +71,6 @@ def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
     assert {"kind": "backend", "name": "good", "summary": "A good backend."} in good["provides"]
     assert good["warnings"] == []
     assert good["load_seconds"] > 0
-    assert found["rllm-devkit/devkit"]["hooks"] == ["cli_commands"], "the command's own plugin, loaded before"
     assert found["rllm-heavy/heavy"]["status"] == "loaded"
     assert found["rllm-heavy/heavy"]["warnings"] == ["imports torch when it is loaded"]
     assert found["rllm-chatty/chatty"]["status"] == "loaded"
@@ -86,20 +85,14 @@ def test_load_reports_health_from_child_processes(rllm_core: Run) -> None:
 
 def test_load_is_not_misled_by_files_in_the_current_folder(rllm_core: Run, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
-    run = rllm_core("plugins", "--load", "--json", packages=("rllm-good",), RLLM_PLUGINS="devkit,good")
+    run = rllm_core("plugins", "--load", "--json", packages=("rllm-good",), RLLM_PLUGINS="good")
     assert rows(run)["rllm-good/good"]["status"] == "loaded"
 
 
 @pytest.mark.slow
 def test_load_gives_up_on_an_import_that_never_ends(rllm_core: Run) -> None:
     run = rllm_core(
-        "plugins",
-        "--load",
-        "--json",
-        "--deadline-seconds",
-        "1.5",
-        packages=("rllm-endless",),
-        RLLM_PLUGINS="devkit,endless",
+        "plugins", "--load", "--json", "--deadline-seconds", "1.5", packages=("rllm-endless",), RLLM_PLUGINS="endless"
     )
     assert run.returncode == 0, run.stderr
     row = rows(run)["rllm-endless/endless"]
@@ -113,7 +106,7 @@ def test_strict_mode_fails_the_listing_but_prints_it(rllm_core: Run) -> None:
     assert run.returncode == 1
     assert rows(run)["rllm-twin-a/twin"]["status"] == "conflict"
     run = rllm_core(
-        "plugins", "--load", "--json", packages=("rllm-broken",), RLLM_PLUGINS_STRICT="1", RLLM_PLUGINS="devkit,broken"
+        "plugins", "--load", "--json", packages=("rllm-broken",), RLLM_PLUGINS_STRICT="1", RLLM_PLUGINS="broken"
     )
     assert run.returncode == 1
     assert rllm_core("plugins", packages=("rllm-good",), RLLM_PLUGINS_STRICT="1", RLLM_PLUGINS="good").returncode == 0
@@ -185,7 +178,7 @@ def test_lists_of_what_can_be_selected(rllm_core: Run, command: str, expected: s
 
 
 def test_verbose_adds_the_traceback_of_a_broken_plugin(rllm_core: Run) -> None:
-    run = rllm_core("-v", "backends", packages=("rllm-broken",), RLLM_PLUGINS="devkit,broken")
+    run = rllm_core("-v", "backends", packages=("rllm-broken",), RLLM_PLUGINS="broken")
     assert "Traceback (most recent call last)" in run.stderr
     assert 'raise RuntimeError("the flux capacitor' in run.stderr
 

@@ -96,7 +96,7 @@ def test_a_listing_is_one_json_document_whatever_a_plugin_prints(rllm_core_proce
 
 @pytest.mark.slow
 def test_ten_megabytes_of_error_are_one_short_line(rllm_core: Run) -> None:
-    packages, only_it = ("rllm-hostile", "rllm-good"), {"RLLM_PLUGINS": "devkit,good,huge-error"}
+    packages, only_it = ("rllm-hostile", "rllm-good"), {"RLLM_PLUGINS": "good,huge-error"}
     for arguments in (("workflows",), ("plugins", "--load", "--json"), ("plugins", "--load")):
         run = rllm_core(*arguments, packages=packages, **only_it)
         assert run.returncode == 0
@@ -114,7 +114,7 @@ def test_an_error_that_cannot_say_what_it_is_breaks_its_own_plugin_only(manager:
 @pytest.mark.parametrize("name", ["colours", "colourful-error"])
 @pytest.mark.parametrize("arguments", [("workflows",), ("plugins", "--load", "--json"), ("--help",), ("train", "x")])
 def test_no_text_of_a_plugin_controls_the_terminal(rllm_core: Run, name: str, arguments: tuple[str, ...]) -> None:
-    run = rllm_core(*arguments, packages=("rllm-hostile", "rllm-good"), RLLM_PLUGINS=f"devkit,good,{name}")
+    run = rllm_core(*arguments, packages=("rllm-hostile", "rllm-good"), RLLM_PLUGINS=f"good,{name}")
     assert name in run.stdout + run.stderr
     assert not CONTROL & set(run.stdout + run.stderr)
 

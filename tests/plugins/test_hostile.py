@@ -70,7 +70,7 @@ def test_their_health_is_told_from_children_that_they_cannot_leave(rllm_core: Ru
 def test_what_they_leave_behind_ends_with_the_child(rllm_core: Run, tmp_path: Path) -> None:
     told = tmp_path / "left"
     run = rllm_core(
-        "plugins", "--load", "--json", packages=HOSTILE, RLLM_PLUGINS="devkit,leaves-behind", RLLM_TEST_LEFT=str(told)
+        "plugins", "--load", "--json", packages=HOSTILE, RLLM_PLUGINS="leaves-behind", RLLM_TEST_LEFT=str(told)
     )
     assert rows(run)["leaves-behind"]["status"] == "loaded"
     left = int(told.read_text(encoding="utf-8"))
@@ -167,7 +167,7 @@ def test_damaged_metadata_disturbs_no_listing(rllm_core: Run, tmp_path: Path, ve
     site = distribution(tmp_path / "odd", "rllm-odd", version, "odd = rllm_devkit.scripted_plugin", metadata=metadata)
     path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
     for command in (("plugins",), ("plugins", "--json"), ("plugins", "--load"), ("doctor",)):
-        run = rllm_core(*command, PYTHONPATH=path, RLLM_PLUGINS="devkit,odd")
+        run = rllm_core(*command, PYTHONPATH=path, RLLM_PLUGINS="odd")
         assert run.returncode == 0 or command == ("doctor",), run.stderr
         assert "odd" in run.stdout
         assert not CONTROL & set(run.stdout + run.stderr)

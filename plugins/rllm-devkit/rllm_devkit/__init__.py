@@ -1,4 +1,4 @@
-"""Checks of what is installed, and tools for authors of rllm-core plugins: templates, contract checks, scripted parts.
+"""Tools for authors of rllm-core plugins: templates, contract checks, fault injection and a scripted backend.
 
 Importing this module imports none of them; the commands behind the records load when they are called.
 """
@@ -15,26 +15,23 @@ __version__ = "0.1.0"
 RLLM_CORE_API = "1.0"
 
 
-COMMANDS = (
-    ("new", "new:new", "Create a plugin package from a template."),
-    ("plugins check", "plugins_check:check", "Check a plugin against its contracts."),
-    ("plugins load", "plugins_load:load", "Import each plugin in its own process and report problems."),
-    ("plugins show", "plugins_load:show", "Show all details of one plugin."),
-    ("parser check", "parser_check:check", "Check that conversations with a model stay token-exact."),
-    (
-        "algorithms",
-        "algorithms:algorithms",
-        "List estimators, losses, corrections, group scorers and task samplers.",
-    ),
-    ("backends", "backends:backends", "List backends and their capabilities."),
-    ("doctor", "doctor:doctor", "Check versions and known conflicts."),
-)
-
-
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """Commands that create plugins, check them, and list what is installed in detail."""
+    """``new``, ``plugins check`` and ``parser check``."""
     return [
-        CommandProvider(name=name, load=f"rllm_devkit.commands.{load}", summary=summary)
-        for name, load, summary in COMMANDS
+        CommandProvider(
+            name="new",
+            load="rllm_devkit.commands.new:new",
+            summary="Create a plugin package from a template.",
+        ),
+        CommandProvider(
+            name="parser check",
+            load="rllm_devkit.commands.parser_check:check",
+            summary="Check that conversations with a model stay token-exact.",
+        ),
+        CommandProvider(
+            name="plugins check",
+            load="rllm_devkit.commands.plugins_check:check",
+            summary="Check a plugin against its contracts.",
+        ),
     ]

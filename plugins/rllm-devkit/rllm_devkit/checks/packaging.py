@@ -19,8 +19,8 @@ from rllm_core import API_VERSION
 from rllm_core.plugins import CORE_PACKAGE, PluginInfo
 from rllm_core.plugins.discovery import declared_requirements, identity, installed_distributions, normalized
 from rllm_core.plugins.loading import DECLARED_API_VERSION
+from rllm_core.plugins.probe import Health
 from rllm_devkit.checks.results import CheckResult
-from rllm_devkit.probe import Health
 from rllm_devkit.templates import KINDS, PackageNames, template
 
 WARNING: Literal["warning"] = "warning"

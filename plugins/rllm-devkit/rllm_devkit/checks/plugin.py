@@ -23,12 +23,12 @@ from rllm_core.plugins.blame import Place
 from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.loading import suggest
 from rllm_core.plugins.missing import first_party
+from rllm_core.plugins.probe import Health, in_children, probe_all, report, run_child
 from rllm_core.plugins.settings import Settings
 from rllm_core.providers import KINDS, BackendProvider, EngineProvider, WorkflowProvider
 from rllm_core.types import well_formed
 from rllm_devkit.checks.packaging import WARNING, packaging_checks
 from rllm_devkit.checks.results import CheckResult
-from rllm_devkit.probe import Health, in_children, probe_all, report, run_child
 
 IMPORT_DEADLINE_SECONDS = 30.0
 IMPORT_LIMIT_SECONDS = 0.05

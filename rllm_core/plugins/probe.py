@@ -81,7 +81,7 @@ class NoReport(str):
 
 
 def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float, commands: Collection[str]) -> list[Health]:
-    """Imports every plugin that can be used in a child process, a few at a time; passes the others through.
+    """Imports every ``available`` plugin in a child process, a few at a time; passes the others through.
 
     Args:
         plugins: Plugins to import.
@@ -109,7 +109,7 @@ def in_children(
 def _probe(
     plugin: PluginInfo, deadline_seconds: float, commands: Collection[str], running: set[subprocess.Popen[bytes]]
 ) -> Health:
-    if plugin.status not in ("available", "loaded"):
+    if plugin.status != "available":
         return Health(plugin)
     arguments = [plugin.package, plugin.name, plugin.value, *commands]
     found = run_child(arguments, deadline_seconds, running)

@@ -10,10 +10,10 @@ import click
 
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.cli.version_conflicts import known_limits, version_conflicts
 from rllm_core.plugins import PluginInfo
 from rllm_core.plugins.discovery import installed_plugins, installed_versions
 from rllm_core.plugins.requirements import pip_install, unmet_closure
-from rllm_devkit.version_conflicts import known_limits, version_conflicts
 
 PACKAGES = (
     "rllm-core", "click", "datasets", "httpx", "importlib-metadata", "mcp", "mlflow-skinny", "numpy", "openai", "peft",

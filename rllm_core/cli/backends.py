@@ -16,8 +16,8 @@ from rllm_core.cli.tables import echo_json, echo_not_installed, echo_table, prov
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.missing import first_party
+from rllm_core.plugins.probe import in_children, only, report, run_child
 from rllm_core.providers import BackendProvider
-from rllm_devkit.probe import in_children, only, report, run_child
 
 if TYPE_CHECKING:
     from rllm_core.backend import BackendProtocol, Capabilities
