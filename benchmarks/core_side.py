@@ -1,4 +1,4 @@
-"""The core's side of a comparison: calls `rllm_core.training.launch.train` like ``rllm-core train``."""
+"""The core's side of a comparison: calls `rllm_core.runs.launch.train` like ``rllm-core train``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.results import ValidationResult
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 COUNTS = ("sampled_tokens", "trained_tokens", "reward_mean")
 

@@ -29,7 +29,7 @@ from benchmarks.gateway_referee import judge
 from benchmarks.peer_environments import ROOT
 from benchmarks.trials import Row
 from rllm_core.engine import TITOCompleter
-from rllm_core.training.launch import _rare_collections
+from rllm_core.runs.launch import _rare_collections
 from rllm_core.types import Messages
 
 HOST = {"host": "127.0.0.1:1"}

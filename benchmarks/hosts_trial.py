@@ -27,7 +27,7 @@ from rllm_core.assembly.resolution import load_run_config, providers_of
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.plugins import PluginManager
-from rllm_core.training.launch import _rare_collections
+from rllm_core.runs.launch import _rare_collections
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import TokenOutput
 from rllm_devkit.scripted import Script, ScriptedEngine

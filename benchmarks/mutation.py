@@ -30,7 +30,7 @@ from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
 END_TO_END = ("tests/end_to_end",)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "training": (("rllm_core/training", "rllm_core/run_folder"), ("tests/training", *END_TO_END)),
+    "training": (("rllm_core/training", "rllm_core/runs", "rllm_core/run_folder"), ("tests/training", *END_TO_END)),
     "algorithms": (
         ("rllm_core/algorithms", "rllm_core/builtin/estimators", "rllm_core/builtin"),
         ("tests/algorithms", *END_TO_END),

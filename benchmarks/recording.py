@@ -24,7 +24,7 @@ from rllm_core.assembly.resolution import resolve_run
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.recorded import group_at, index_of
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.training.recording import Recording
 from rllm_core.training.trainer import Trainer
 

@@ -28,7 +28,7 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit.faults import Faults, raises, share
 
 GROUPS_PER_STEP, ROLLOUTS_PER_GROUP = 20, 10

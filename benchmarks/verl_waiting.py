@@ -25,7 +25,7 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import Completer
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, Messages, Task
 from rllm_viewer.verify import verify
 

@@ -90,6 +90,7 @@ ROOMS = (
     Room("assembly", ("assembly",), "from a run file to its parts"),
     Room("run folder", ("run_folder",), "files of a run, and who reads them"),
     Room("training", ("training",), "the loop"),
+    Room("runs", ("runs",), "launching training, or an evaluation"),
     Room("cli", ("cli", "from_python", "__main__", "testing"), "the commands, and the same from Python"),
 )
 """All rooms; each may import those before it."""

@@ -24,9 +24,9 @@ from pydantic.fields import FieldInfo
 
 from rllm_core import providers
 from rllm_core.assembly.components import PIECE_KINDS, piece_class
-from rllm_core.assembly.support import Support, default_capabilities
+from rllm_core.assembly.support import Support
 from rllm_core.backend import Capabilities
-from rllm_core.cli.backends import matrix
+from rllm_core.cli.backends import default_capabilities, matrix
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import installed_plugins

@@ -77,7 +77,8 @@ def _answers(name: str) -> Iterator[tuple[str, str]]:
     if name not in RECORDS:
         of_state = "a JSON object or None" if name == "save_plugin_state" else "ignored"
         returned = "a list of lines, or None" if name in REMARK_HOOKS else of_state
-        yield from {"returns": returned, **_OF_OBSERVERS}.items()
+        raises = _OF_OBSERVERS["raises"].replace("10 seconds", f"{60 if name == 'closing_lines' else 10} seconds")
+        yield from {"returns": returned, **_OF_OBSERVERS, "raises": raises}.items()
         return
     record = RECORDS[name]
     yield "returns", f"an iterable of `rllm_core.providers.{record.__name__}`; a generator works too"

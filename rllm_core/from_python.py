@@ -18,7 +18,7 @@ from rllm_core.plugins.classes import named
 from rllm_core.providers import WorkflowProvider, forget_files
 from rllm_core.run_file import read_toml
 from rllm_core.run_folder.run import Run
-from rllm_core.training import starting
+from rllm_core.runs import starting
 from rllm_core.training.stopping import Interrupted
 from rllm_core.workflow import Split, Workflow
 

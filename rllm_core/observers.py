@@ -44,6 +44,7 @@ AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
 REMARKS, CLOSING = "remarks", "closing_lines"
 MAX_LINES = 60
+CLOSING_DEADLINE_SECONDS = 60.0  # nothing waits for these lines, and a plugin may draw meanwhile
 
 
 class Observers:
@@ -53,7 +54,7 @@ class Observers:
 
     Args:
         plugins: Source of the implementations. Enabled plugins are loaded.
-        deadline_seconds: Time limit of one observer call.
+        deadline_seconds: Time limit of one observer call, except of those that close the run.
 
     Attributes:
         failures: Number of failed and overrun calls by plugin name.
@@ -132,6 +133,7 @@ class Observers:
     ) -> AcceptedT | None:
         """Returns ``accept(result)``. None if the call or ``accept`` failed, or the plugin is disabled."""
         plugin, accepted = implementation.plugin, None
+        limit = CLOSING_DEADLINE_SECONDS if hook == CLOSING else self.deadline_seconds
         given = {name: arguments[name] for name in implementation.arguments}
         if plugin in self.disabled:
             return None
@@ -145,27 +147,27 @@ class Observers:
                 return None
             start = time.monotonic()
             try:
-                result = await self._result_of(implementation, wanted)
-                if time.monotonic() - start > self.deadline_seconds:
+                result = await self._result_of(implementation, wanted, limit)
+                if time.monotonic() - start > limit:
                     raise DeadlineExceeded  # it blocked the event loop, where no timeout could stop it
                 accepted = accept(result)
             except DeadlineExceeded:
-                self._disable(hook, plugin)
+                self._disable(hook, plugin, limit)
             except Exception as error:
                 self._report(hook, plugin, error)
             if self._trace:
                 print(f"[plugins] {hook} -> {plugin}: {(time.monotonic() - start) * 1e3:.1f} ms", file=sys.stderr)
         return accepted
 
-    async def _result_of(self, implementation: HookImplementation, wanted: Mapping[str, Any]) -> object:
+    async def _result_of(self, implementation: HookImplementation, wanted: Mapping[str, Any], limit: float) -> object:
         call: Callable[[], Any] = functools.partial(implementation.function, **wanted)
         if inspect.iscoroutinefunction(implementation.function):
-            return await within(self.deadline_seconds, call())
+            return await within(limit, call())
         start, context = time.monotonic(), contextvars.copy_context()
         worker = self._worker(implementation.plugin)
-        result = await worker.call(functools.partial(context.run, call), self.deadline_seconds)
+        result = await worker.call(functools.partial(context.run, call), limit)
         if inspect.isawaitable(result):
-            result = await within(self.deadline_seconds - (time.monotonic() - start), result)
+            result = await within(limit - (time.monotonic() - start), result)
         return result
 
     def _worker(self, plugin: str) -> Worker:
@@ -175,8 +177,7 @@ class Observers:
             weakref.finalize(self, worker.close)
         return self._workers[plugin]
 
-    def _disable(self, hook: str, plugin: str) -> None:
-        seconds = self.deadline_seconds
+    def _disable(self, hook: str, plugin: str, seconds: float) -> None:
         self.failures[plugin] += 1
         self.first_failures.setdefault(plugin, f"{hook} took longer than {seconds:g} s")
         self.disabled.add(plugin)

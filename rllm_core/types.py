@@ -181,12 +181,8 @@ class Step(Record):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        arrays = {
-            "log-probabilities": self.logprobs,
-            "token rewards": self.token_rewards,
-            "advantages": self.advantages,
-        }
-        check_lengths(len(self.completion_ids), "tokens", arrays, owner=f"step {self.step_id}: ")
+        given = {"log-probabilities": self.logprobs, "token rewards": self.token_rewards, "advantages": self.advantages}
+        check_lengths(len(self.completion_ids), "tokens", given, owner=f"step {self.step_id}: ")
         return self
 
     def continues(self, before: Step) -> bool:

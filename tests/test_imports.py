@@ -107,4 +107,4 @@ def test_the_core_names_the_devkit_only_to_forward_and_to_install_it() -> None:
 def test_the_core_names_the_viewer_only_to_forward_and_to_install_it() -> None:
     core = Path(rllm_core.__file__).parent
     naming = {path.name for path in core.rglob("*.py") if "rllm_viewer" in path.read_text(encoding="utf-8")}
-    assert naming == {"moved.py"}
+    assert naming == {"moved.py", "run.py"}

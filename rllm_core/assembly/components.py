@@ -6,9 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
-
 from rllm_core import providers
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.algorithms.options import Configured
@@ -44,21 +41,6 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
             "to its authors"
         )
     return found
-
-
-def option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """Returns the name, default (null if required or unset) and description of every option, as JSON."""
-    return [
-        {
-            "name": name,
-            "required": field.is_required(),
-            "default": to_jsonable_python(
-                None if field.is_required() else field.get_default(call_default_factory=True)
-            ),
-            "description": field.description or "",
-        }
-        for name, field in model.model_fields.items()
-    ]
 
 
 def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, name: str) -> Provided[ProviderT]:

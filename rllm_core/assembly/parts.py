@@ -45,7 +45,7 @@ class Parts:
         trackers: Trackers by their names in the run file.
         not_checked: Settings that the backend could not check, for ``--dry-run``.
         notes: Remarks about settings whose effect differs from their plain meaning.
-        left_running: Backend and trackers that did not stop in time; `rllm_core.training.launch.train` adds them. Their
+        left_running: Backend and trackers that did not stop in time; `rllm_core.runs.launch.train` adds them. Their
             threads may keep the process from exiting.
     """
 

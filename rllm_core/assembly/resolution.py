@@ -16,6 +16,7 @@ from typing import Any
 
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.assembly.elsewhere import ElsewhereProvider
+from rllm_core.assembly.merging import merged_by_choice
 from rllm_core.assembly.placement import host_notes, with_host
 from rllm_core.assembly.variants import check_named, select_workflow
 from rllm_core.config import RunConfig
@@ -48,13 +49,6 @@ from rllm_core.run_file import (
     toml_key,
     unknown_key,
     validated,
-)
-
-OPTIONS_OF = (
-    ("name", "estimator_options"),
-    ("loss", "loss_options"),
-    ("group_scorer", "group_scorer_options"),
-    ("sampler", "sampler_options"),
 )
 
 
@@ -161,7 +155,7 @@ def resolve_run(
     tables, given = (tables, merged(given, named)) if "workflow" in given else (merged(tables, named), given)
     asked = merged(tables, given)
     preset = preset_of(workflow, plugins, asked)
-    whole = _merged_by_choice(_merged_by_choice(preset.tables, tables), given)
+    whole = merged_by_choice(merged_by_choice(preset.tables, tables), given)
     from_target = "file" if target.endswith(".toml") else "option"
     sources = _sources(whole, [("option", given), (from_target, tables), ("workflow", preset.tables)])
     check_named(workflow, plugins, named["workflow"], whole)
@@ -215,7 +209,7 @@ def checked_section(
     Raises:
         ConfigError: If a setting is invalid.
     """
-    table = _merged_by_choice(preset.tables, given).get(key, {})
+    table = merged_by_choice(preset.tables, given).get(key, {})
     if workflow.record.config is not None:
         validated(plugins.load(workflow, workflow.record.config), table, toml_key(key), _core_keys())
     elif table:
@@ -331,33 +325,6 @@ def _unknown_section(key: str, value: Any, resolved: Resolved, owners: Mapping[s
             return ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
     core = [name for name in RunConfig.model_fields if name != "plugins"]
     return ConfigError(unknown_key(key, [*core, *owners], _core_keys(), value))
-
-
-def _merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges ``over`` into ``base``, without the options of components that ``over`` replaces."""
-    for section in ("algorithm", "training"):
-        before, after = base.get(section), over.get(section)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            base = {**base, section: _still_chosen(before, after)}
-    return merged(base, over)
-
-
-def _still_chosen(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a section, or a role of it, without the options of components that ``after`` replaces."""
-    left = dict(before)
-    for choice, options in OPTIONS_OF:
-        if choice in after and after[choice] != before.get(choice):
-            left.pop(options, None)
-    chosen, tables = after.get("corrections"), before.get("correction_options")
-    if isinstance(chosen, list) and isinstance(tables, Mapping):
-        left["correction_options"] = {name: tables[name] for name in tables if name in chosen}
-    roles, others = before.get("roles"), after.get("roles")
-    if isinstance(roles, Mapping) and isinstance(others, Mapping):
-        both = {role for role in roles if isinstance(roles[role], Mapping) and isinstance(others.get(role), Mapping)}
-        left["roles"] = {
-            role: _still_chosen(roles[role], others[role]) if role in both else roles[role] for role in roles
-        }
-    return left
 
 
 def _with_parser(config: RunConfig, backend: BackendProvider) -> RunConfig:

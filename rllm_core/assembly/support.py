@@ -9,12 +9,11 @@ from typing import Any
 
 from rllm_core import providers
 from rllm_core.assembly.algorithm import Algorithm, policy_loss
-from rllm_core.backend import BackendProtocol, Capabilities
+from rllm_core.backend import Capabilities
 from rllm_core.config import RunConfig
-from rllm_core.errors import ConfigError, PluginError
+from rllm_core.errors import ConfigError
 from rllm_core.file_references import is_file_reference
-from rllm_core.plugins import PluginManager, Provided
-from rllm_core.run_file import validated
+from rllm_core.plugins import PluginManager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +71,6 @@ class Support:
         written = asdict(self)
         flat: dict[str, Any] = written.pop("flags")
         return dict(sorted({**flat, **{name: list(values) for name, values in written.items()}}.items()))
-
-
-def default_capabilities(provided: Provided[providers.BackendProvider], plugins: PluginManager) -> Capabilities:
-    """Returns a backend's capabilities with its default settings, which the run file may change.
-
-    Raises:
-        ConfigError: If the backend cannot declare them without settings.
-        PluginError: If it is broken.
-    """
-    record = provided.record
-    found: type[BackendProtocol[Any]] = plugins.load(provided)
-    sections = {}
-    if record.config is not None:
-        sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
-    with provided.at_work("its capabilities()", found):
-        declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
-    if not isinstance(declared, Capabilities):
-        label = f"backend {record.name!r} ({provided.plugin.label})"
-        raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
-    return declared
 
 
 def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorithm, plugins: PluginManager) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from rllm_core.cli.tables import echo_json, echo_table, provider_row
 from rllm_core.errors import PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import PolicyLossProvider
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 @click.command(short_help="List estimators, losses, corrections, group scorers and task samplers.")
@@ -46,7 +49,7 @@ def algorithms(context: click.Context, as_json: bool) -> None:
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     """Builds one JSON object per component; if ``options`` is null, ``error`` has the reason."""
-    from rllm_core.assembly.components import PIECE_KINDS, option_rows, piece_class
+    from rllm_core.assembly.components import PIECE_KINDS, piece_class
 
     has_torch = importlib.util.find_spec("torch") is not None
     rows = []
@@ -57,12 +60,29 @@ def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
                 status, error = "available", "losses need torch, which is not installed"
             else:
                 try:
-                    options = option_rows(piece_class(plugins, provided).options_model)
+                    options = _option_rows(piece_class(plugins, provided).options_model)
                 except PluginError as problem:
                     status, error = "broken", str(problem)
             found = {"options": options, "status": status, "error": error}
             rows.append({"kind": kind.kind, **provider_row(name, provided, **found)})
     return rows
+
+
+def _option_rows(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """Returns the name, default (null if required or unset) and description of every option, as JSON."""
+    from pydantic_core import to_jsonable_python
+
+    return [
+        {
+            "name": name,
+            "required": field.is_required(),
+            "default": to_jsonable_python(
+                None if field.is_required() else field.get_default(call_default_factory=True)
+            ),
+            "description": field.description or "",
+        }
+        for name, field in model.model_fields.items()
+    ]
 
 
 def _shown(option: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.missing import first_party
 from rllm_core.plugins.probe import in_children, only, report, run_child
 from rllm_core.providers import BackendProvider
+
+if TYPE_CHECKING:
+    from rllm_core.backend import BackendProtocol, Capabilities
 
 DEADLINE_SECONDS = 120.0
 SLOW_SECONDS = 3.0
@@ -95,6 +98,30 @@ def backend_rows(plugins: PluginManager, deadline_seconds: float) -> list[dict[s
     return sorted(rows, key=lambda row: (row["name"], row["package"]))
 
 
+def default_capabilities(provided: Provided[BackendProvider], plugins: PluginManager) -> Capabilities:
+    """Returns a backend's capabilities with its default settings, which the run file may change.
+
+    Raises:
+        ConfigError: If the backend cannot declare them without settings.
+        PluginError: If it is broken.
+    """
+    from rllm_core.backend import Capabilities
+    from rllm_core.config import RunConfig
+    from rllm_core.run_file import validated
+
+    record = provided.record
+    found: type[BackendProtocol[Any]] = plugins.load(provided)
+    sections = {}
+    if record.config is not None:
+        sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
+    with provided.at_work("its capabilities()", found):
+        declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
+    if not isinstance(declared, Capabilities):
+        label = f"backend {record.name!r} ({provided.plugin.label})"
+        raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
+    return declared
+
+
 def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     """Yields rows of capability, value and yes or no per backend: one per value of any backend, and one per flag."""
     for what in capabilities[0]:
@@ -123,8 +150,6 @@ def _unusable(plugins: PluginManager) -> Iterator[dict[str, Any]]:
 
 def _declared(package: str, plugin: str, value: str, name: str) -> dict[str, Any]:
     """Runs in a child process: loads the class of a backend and reads its capabilities."""
-    from rllm_core.assembly.support import default_capabilities
-
     manager = only(package, plugin, value, CORE_COMMANDS)
     try:
         capabilities = default_capabilities(manager.select(BackendProvider, name), manager)

@@ -71,7 +71,7 @@ def evaluate(
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
     """
     from rllm_core.assembly.resolution import resolve_run
-    from rllm_core.training import starting
+    from rllm_core.runs import starting
 
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     target = starting.target_to_evaluate(target, checkpoint)

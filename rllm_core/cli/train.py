@@ -83,7 +83,7 @@ def train(
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run
     from rllm_core.memory import parse_bytes
-    from rllm_core.training import starting
+    from rllm_core.runs import starting
 
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")

@@ -14,7 +14,7 @@
     initial.json          the checkpoint of another run that the weights are from
     summary.json          status and totals at the end of the run
     files.json, files/    copies of the user's files with code of the run
-    reward.png            the reward over the steps (extra ``[plots]``)
+    reward.png            the reward over the steps (rllm-viewer, extra ``[plots]``)
     checkpoints/step-NNNNNN/manifest.json
     lost/N/               lines that launch N wrote after the checkpoint that launch N + 1 resumed from
 """

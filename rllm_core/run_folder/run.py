@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.journal import read_json_lines
-from rllm_core.run_folder.plot import drawn
 from rllm_core.run_folder.recorded import group_at, index_of
 from rllm_core.text import printable
 from rllm_core.types import Episode
@@ -107,8 +106,12 @@ class Run:
         """Draws the reward over the steps, which a notebook shows.
 
         Raises:
-            RunError: If matplotlib is not installed.
+            RunError: If rllm-viewer or matplotlib is not installed.
         """
+        try:
+            from rllm_viewer.plot import drawn
+        except ModuleNotFoundError:
+            raise RunError("a plot needs rllm-viewer: pip install 'rllm-core[plots]'") from None
         figure = drawn(read_json_lines(self.path / "metrics.jsonl"), self.validations, self.path.name)
         if figure is None:
             raise RunError("a plot needs matplotlib: pip install 'rllm-core[plots]'")

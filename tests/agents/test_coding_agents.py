@@ -17,7 +17,7 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import resolve_run
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_viewer.verify import verify
 
 PROGRAMS = Path(__file__).parents[2] / ".venv-agents-cli" / "node_modules" / ".bin"

@@ -9,8 +9,9 @@ import pytest
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
-from rllm_core.assembly.support import Support, default_capabilities
+from rllm_core.assembly.support import Support
 from rllm_core.backend import Capabilities
+from rllm_core.cli.backends import default_capabilities
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import BackendProvider

@@ -89,8 +89,8 @@ def test_modules_that_moved_are_the_same_modules(old: str, monkeypatch: pytest.M
         ("rllm_core.algorithms.torch_losses", "PPOClip", "rllm_core.builtin.losses.PPOClip"),
         ("rllm_core.algorithms.torch_losses", "Reinforce", "rllm_core.builtin.losses.ReinforceLoss"),
         ("rllm_core.config", "load_run_config", "rllm_core.assembly.resolution.load_run_config"),
-        ("rllm_core.training.launch", "Assembly", "rllm_core.assembly.parts.Parts"),
-        ("rllm_core.training.launch", "assemble", "rllm_core.assembly.parts.assemble"),
+        ("rllm_core.runs.launch", "Assembly", "rllm_core.assembly.parts.Parts"),
+        ("rllm_core.runs.launch", "assemble", "rllm_core.assembly.parts.assemble"),
         ("rllm_core.sandbox", "ChildSandbox", "rllm_core.builtin.sandbox.ChildSandbox"),
     ],
 )

@@ -18,7 +18,7 @@ from rllm_core.config import to_toml
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager, missing
 from rllm_core.providers import BackendProvider, ParserProvider, WorkflowProvider
-from rllm_core.training.starting import folder_of
+from rllm_core.runs.starting import folder_of
 from rllm_core.workflow import Workflow, WorkflowConfig
 
 VARIANTS = ["maze", "count_bits", "FrozenLake-v1", "gym/FrozenLake-v1"]

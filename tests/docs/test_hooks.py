@@ -29,7 +29,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import CommandProvider, Provider
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_viewer.verify import verify
 
 PAGES = {name: Page(hook_pages.FOLDER / f"{name}.md") for name in SPECS}

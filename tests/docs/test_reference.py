@@ -16,6 +16,7 @@ import pytest
 from pages import ROOT, Page
 
 import rllm_devkit.scripted_plugin
+import rllm_viewer
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.backend import OptimizerStep
@@ -26,7 +27,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.metrics import CORE_METRICS
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.resuming import RESUMABLE
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit.scripted import ScriptedBackend
 
 RUN_FOLDER = Page(ROOT / "docs" / "run-folder.md")
@@ -93,6 +94,7 @@ def failed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     folder = tmp_path_factory.mktemp("runs") / "run"
     plugins = PluginManager.from_environment(no_plugins=True)
     plugins.register(rllm_devkit.scripted_plugin, "testing")
+    plugins.register(rllm_viewer, "viewer")
     overrides = ["training.steps=6", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=2",
                  "training.staleness_threshold=1", "rollout.max_attempts=1",

@@ -52,7 +52,7 @@ def test_what_is_listed_exists() -> None:
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("rllm_core.plugins", "discovery"), ("rllm_core.training.launch", "train"), ("rllm_core.types", "_readable")],
+    [("rllm_core.plugins", "discovery"), ("rllm_core.runs.launch", "train"), ("rllm_core.types", "_readable")],
 )
 def test_other_names_are_not_stable(module: str, name: str) -> None:
     assert not is_stable(module, name)

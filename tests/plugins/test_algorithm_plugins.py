@@ -26,7 +26,7 @@ from rllm_core.cli.algorithms import piece_rows
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit.scripted import ScriptedBackend
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

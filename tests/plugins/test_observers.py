@@ -25,7 +25,7 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.settings import Settings
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 Build = Callable[..., PluginManager]
 

@@ -13,7 +13,7 @@ from rllm_core.config import RunConfig
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, RolloutHost
 from rllm_core.hosts.inline import Inline
 from rllm_core.providers import resolve
-from rllm_core.training.launch import opened
+from rllm_core.runs.launch import opened
 from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Task
 from rllm_devkit.scripted import ByteParser, Script, ScriptedEngine

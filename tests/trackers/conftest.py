@@ -37,7 +37,7 @@ from rllm_core.assembly.parts import Parts, assemble  # noqa: E402
 from rllm_core.assembly.resolution import load_run_config  # noqa: E402
 from rllm_core.plugins import PluginManager  # noqa: E402
 from rllm_core.run_folder.progress import Progress  # noqa: E402
-from rllm_core.training import launch  # noqa: E402
+from rllm_core.runs import launch  # noqa: E402
 from rllm_viewer.verify import verify  # noqa: E402
 
 LOCAL = ("127.0.0.1", "::1", "localhost")

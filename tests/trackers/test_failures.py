@@ -11,7 +11,7 @@ import readers
 
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.tracking import Trackers
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard"])

@@ -16,7 +16,7 @@ from rllm_core.algorithms.corrections import Correction
 from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.tasks import TaskStream
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, TokenOutput, TrajectoryGroup
 from rllm_devkit.scripted import ScriptedBackend, ScriptedEngine
 

@@ -14,7 +14,7 @@ from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, RunError, StallError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.training.accounting import Books
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.group import Group

@@ -24,7 +24,7 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, FinishReason, TokenOutput, TrainingSample, Trajectory
 from rllm_devkit import faults as fault
 from rllm_devkit.faults import Faults, at, blocks, cancels, changes, hangs, raises, returns, share, since
@@ -54,7 +54,6 @@ class Run:
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Trains the scripted policy with faults; checks the invariants of every run, however it ended."""
     monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
 
     def run(
         faults: Faults, *overrides: str, resume: bool = False, threaded: bool = False, path: Path = tmp_path / "run"

@@ -17,7 +17,7 @@ from rllm_core.backend import BackendProtocol
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.recorded import group_at, index_of
-from rllm_core.training import evaluation
+from rllm_core.runs import evaluation
 from rllm_devkit.scripted import ScriptedBackend
 from rllm_viewer.verify import verify
 

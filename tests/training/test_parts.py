@@ -23,7 +23,7 @@ from rllm_core.limits.request_retries import pause_seconds
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
-from rllm_core.training import evaluation
+from rllm_core.runs import evaluation
 from rllm_core.training.requests import RequestMerger
 from rllm_core.types import Messages, SamplingParams, Task, token_ids
 from rllm_devkit.scripted import Script, ScriptedEngine

@@ -20,7 +20,7 @@ from rllm_core.observers import Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_viewer.verify import verify
 
 EVERY_TWO = "training.checkpoint_every_steps=2"

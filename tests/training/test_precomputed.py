@@ -15,10 +15,10 @@ from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.errors import ConfigError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
-from rllm_core.run_folder import plot as report
-from rllm_core.training import evaluation
+from rllm_core.runs import evaluation
 from rllm_core.types import Episode, Trajectory
 from rllm_devkit.scripted import ScriptedWorkflow
+from rllm_viewer.plot import plot_reward
 
 RunScripted = Callable[..., Any]
 PRECOMPUTED = "algorithm.name=precomputed"
@@ -78,7 +78,7 @@ def test_without_rewards_none_is_reported(run_scripted: RunScripted) -> None:
     for row in (*rows, *told["metrics"], *told["validations"]):
         assert not [name for name in row if "reward" in name or name == "uniform_groups_share"]
     assert [validation["reward_mean"] for validation in run.summary["validation"]] == [None, None]
-    picture = report.plot_reward(run.path)
+    picture = plot_reward(run.path)
     assert picture is not None
     assert picture.name == "loss.png"
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from rllm_core.run_folder import plot as report
+import rllm_viewer
+from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
+from rllm_viewer import plot
 
 RunScripted = Callable[..., Any]
 
@@ -23,6 +25,15 @@ class Notes(Progress):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    closing = note
+
+
+@pytest.fixture
+def plugins(plugins: PluginManager) -> PluginManager:
+    """Adds rllm-viewer, which draws the plot."""
+    plugins.register(rllm_viewer, "viewer")
+    return plugins
 
 
 @pytest.mark.parametrize("name", [b"a$\\nope$", b"$x_{$", b"l\xc3\xa4uf", b"l\xe4uf"])
@@ -37,8 +48,8 @@ def test_a_folder_of_any_name_gets_its_picture(run_scripted: RunScripted, tmp_pa
 
 def test_utf8_is_read_where_the_locale_does_not() -> None:
     in_c = "läuf".encode().decode("ascii", "surrogateescape")
-    assert report._as_text(in_c) == "läuf"
-    assert report._as_text("läuf") == "läuf"
+    assert plot._as_text(in_c) == "läuf"
+    assert plot._as_text("läuf") == "läuf"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +65,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_note(
     def fails(path: Path) -> None:
         raise error
 
-    monkeypatch.setattr(report, "plot_reward", fails)
+    monkeypatch.setattr(plot, "plot_reward", fails)
     notes = Notes()
     run = run_scripted("training.steps=1", progress=notes)
     assert run.error is None

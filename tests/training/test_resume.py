@@ -40,7 +40,7 @@ main()
 
 HUNG_THREAD = """
 import threading, time
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 launch.SHUTDOWN_TIMEOUT_SECONDS = 0.2
 

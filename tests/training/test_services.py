@@ -20,9 +20,9 @@ from rllm_core.errors import ConfigError, PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import RewardFunctionProvider, SandboxProvider
 from rllm_core.run_folder.progress import Progress
+from rllm_core.runs import evaluation, launch
 from rllm_core.sandbox import ChildDied, ChildError, ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
-from rllm_core.training import evaluation, launch
 from rllm_core.types import Task
 from rllm_devkit.scripted import ScriptedWorkflow
 

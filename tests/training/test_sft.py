@@ -194,7 +194,7 @@ def test_a_dry_run_says_how_many_epochs_it_is(plugins: PluginManager, tmp_path: 
 
 
 def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
-    from rllm_core.training import evaluation
+    from rllm_core.runs import evaluation
 
     config = load_run_config(
         "sft", plugins, overrides=[f"sft.train={write(tmp_path / 'a.jsonl', ['yes'])}"], backend="scripted"

@@ -21,8 +21,8 @@ from rllm_core.assembly.tasks import Tasks, TaskStream, spread
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
+from rllm_core.runs import evaluation
 from rllm_core.seeds import derive_seed
-from rllm_core.training import evaluation
 from rllm_core.types import Task
 from rllm_core.workflow import LazyTasks, Split
 from rllm_devkit.scripted import ScriptedWorkflow

@@ -22,8 +22,8 @@ from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
+from rllm_core.runs import launch
 from rllm_core.tracker import Cell, Status, Tracker
-from rllm_core.training import launch
 
 HANGS_SECONDS = 30.0
 LIMIT_SECONDS = 1.0

@@ -17,8 +17,8 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import TrackerProvider
 from rllm_core.run_folder.progress import Progress
+from rllm_core.runs import evaluation, launch
 from rllm_core.tracker import Tracker
-from rllm_core.training import evaluation, launch
 from rllm_core.types import Task
 from rllm_devkit import scripted
 

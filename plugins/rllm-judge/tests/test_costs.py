@@ -24,9 +24,9 @@ from rllm_core.costs import Tally, collecting
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
+from rllm_core.runs import launch
 from rllm_core.sandbox import Limits
 from rllm_core.services import Services
-from rllm_core.training import launch
 from rllm_core.training.stopping import BudgetSpent
 from rllm_core.types import Task
 from rllm_viewer.verify import verify

@@ -19,9 +19,8 @@ from rllm_core import providers
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
-from rllm_core.run_folder import plot as report
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_viewer.verify import verify
 
 OWN = PluginManager.from_environment(no_plugins=True)
@@ -116,8 +115,7 @@ def test_each_two_settings_meet() -> None:
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
-    monkeypatch.setattr(report, "plot_reward", lambda path: path)  # takes half of the time of such a short run
+def plugins() -> PluginManager:
     found = PluginManager.from_environment(no_plugins=True)
     given = (("local", rllm_local), ("renderers", rllm_renderers), ("testing", rllm_devkit.scripted_plugin))
     for name, plugin in given:

@@ -38,7 +38,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.providers import WorkflowProvider
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput, TrainingSample
 from rllm_core.workflow import Split, Workflow
 from rllm_viewer.verify import verify

@@ -40,7 +40,7 @@ from rllm_core.backend import OptimizerStep
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import TrainingSample, token_ids
 from rllm_viewer.verify import verify
 

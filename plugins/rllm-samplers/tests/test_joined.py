@@ -15,7 +15,7 @@ from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.workflow import Conversation, LazyTasks, Workflow
 from rllm_devkit import scripted_plugin
 from rllm_devkit.checks import check_workflow

@@ -86,7 +86,7 @@ def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dic
 
 @hookimpl
 def closing_lines(run_dir: Path, summary: dict[str, Any]) -> list[str]:
-    """Shows what the run has achieved, what went wrong, and what to do next."""
-    from rllm_viewer import closing
+    """Draws the run, and shows what it has achieved, what went wrong, and what to do next."""
+    from rllm_viewer import closing, plot
 
-    return closing.lines(run_dir, summary)
+    return [*plot.notes(run_dir, summary), *closing.lines(run_dir, summary)]

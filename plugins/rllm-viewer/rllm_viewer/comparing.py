@@ -10,7 +10,7 @@ from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.journal import read_json_lines
-from rllm_core.run_folder.plot import line_of, smoothed, window_of
+from rllm_viewer.plot import line_of, smoothed, window_of
 from rllm_viewer.results import DAMAGED, tables_of, validations
 
 

@@ -13,8 +13,8 @@ from rllm_core.config import RunConfig
 from rllm_core.engine import EngineError, RolloutEngine, Terminated, TITOCompleter
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
+from rllm_core.runs import evaluation, launch
 from rllm_core.text import printable
-from rllm_core.training import evaluation, launch
 from rllm_core.types import MessageLike, SamplingParams
 from rllm_core.workflow import ChatTools
 from rllm_viewer.runs import checkpoint_of, resolved_run

@@ -9,7 +9,7 @@ from rllm_core.assembly.parts import parts_of
 from rllm_core.assembly.resolution import resolve_run
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 
 def train(path: Path, plugins: PluginManager, workflow: str, *overrides: str) -> Path:

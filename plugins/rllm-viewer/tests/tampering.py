@@ -19,7 +19,7 @@ from rllm_core.engine import EngineError
 from rllm_core.errors import RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_devkit import scripted
 
 Lines = list[dict[str, Any]]
@@ -77,7 +77,6 @@ def train(
             latency_seconds=(lambda random: random.random() / 500) if config.training.staleness_threshold else None,
         )
         patch.setattr(scripted.ScriptedBackend, "script", script)
-        patch.setattr(launch.report, "plot_reward", lambda path: path)  # plotting takes longer than the run
         try:
             asyncio.run(launch.train(assembly, folder, resume=resume, progress=Progress()))
         except RunError:

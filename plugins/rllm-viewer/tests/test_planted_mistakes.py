@@ -19,7 +19,7 @@ from rllm_core.assembly.resolution import resolve_run
 from rllm_core.errors import UserError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 
 SMALL = (
     "training.steps=6",

@@ -26,7 +26,7 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.engine import EngineError, RolloutEngine, TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.types import FinishReason, Task, TerminationReason, TokenOutput, token_ids
 from rllm_devkit.checks.workflows import check_workflow
 from rllm_devkit.scripted import ByteParser

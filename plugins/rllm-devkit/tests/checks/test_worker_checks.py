@@ -13,7 +13,7 @@ from rllm_core.builtin.process_host import Processes
 from rllm_core.config import RunConfig
 from rllm_core.hosts.contract import HostedWorkflow, RolloutHost
 from rllm_core.hosts.inline import Inline
-from rllm_core.training.launch import opened
+from rllm_core.runs.launch import opened
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Task
 from rllm_devkit.checks import check_worker, workers

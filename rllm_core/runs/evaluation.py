@@ -29,7 +29,7 @@ from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.initial import checked as initial_weights
 from rllm_core.run_folder.results import metric_means
-from rllm_core.training import launch
+from rllm_core.runs import launch
 from rllm_core.training.rollouts import RolloutRunner
 from rllm_core.training.scoring import Scoring
 from rllm_core.training.validation import play_all, rewards_of

@@ -15,7 +15,7 @@ from rllm_core.file_references import section_name
 from rllm_core.limits.guard import Guard, guarded
 from rllm_core.limits.running import run
 from rllm_core.run_folder.progress import for_terminal
-from rllm_core.training import evaluation, launch
+from rllm_core.runs import evaluation, launch
 from rllm_core.workflow import Split
 
 LONGEST_NAME = 100  # of a run folder, without its date
@@ -114,25 +114,11 @@ def evaluate(
     samples: int,
     ks: Sequence[int],
 ) -> dict[str, Any]:
-    """Evaluates a model on a workflow.
+    """Evaluates a model on a workflow; see `rllm_core.from_python.evaluate`, where ``samples`` is ``n``.
 
     Args:
-        resolved: Run file and providers.
         left: List that receives the names of what did not stop.
         owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
-        checkpoint: Checkpoint, or run folder to use its latest one; None for the model of the run file.
-        engine: Engine to use instead of the backend's.
-        split: Split of the tasks.
-        tasks: Number of tasks; None for all.
-        samples: Rollouts per task.
-        ks: The k of pass@k; empty for 1 and ``samples``.
-
-    Returns:
-        See `evaluation.evaluate`.
-
-    Raises:
-        ConfigError: If a setting or an argument is invalid.
-        RunError: If every rollout failed.
     """
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rllm_core.run_folder.plot import drawn, smoothed
+from rllm_viewer.plot import drawn, smoothed
 
 
 def row(step: int, reward: float, **more: float) -> dict[str, Any]:

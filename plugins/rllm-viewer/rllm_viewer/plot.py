@@ -50,6 +50,17 @@ def plot_reward(run_dir: Path) -> Path | None:
     return path
 
 
+def notes(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Draws the plot of a run that has ended, and returns why there is none; nothing else may fail because of it."""
+    if not summary.get("optimizer_steps"):
+        return []
+    try:
+        return ["no reward.png: pip install 'rllm-core[plots]'"] if plot_reward(run_dir) is None else []
+    except Exception as error:  # a full disk, or a bug in matplotlib
+        reason = error.strerror if isinstance(error, OSError) else None
+        return [" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())]
+
+
 def drawn(rows: Rows, validations: Rows, name: str) -> Figure | None:
     """Draws the figure of `plot_reward`, or returns None without matplotlib.
 

@@ -27,14 +27,13 @@ from rllm_core.observers import CLOSING, Observers
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.run_folder import first_failures
-from rllm_core.run_folder import plot as report
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.accounting import Books
 from rllm_core.training.run_parts import RunParts
-from rllm_core.training.signals import Signals
+from rllm_core.runs.signals import Signals
 from rllm_core.training.stopping import Interrupted
 from rllm_core.training.trainer import Trainer
 from rllm_core.workflow import Workflow
@@ -257,8 +256,6 @@ class _Launch:
         self.assembly.left_running.extend(self.trackers.hung)
         summary |= {"tracker_failures": self.trackers.failed, "failures": self._first_failures()}
         self._write_down()
-        if summary["optimizer_steps"]:
-            self._draw()
         for line in first_failures.lines(summary["failures"]):
             progress.closing(line)
         for line in await self.observers.lines(CLOSING, run_dir=self.run_dir.path, summary=summary):
@@ -287,14 +284,6 @@ class _Launch:
             self.progress.note(str(error))
         finally:
             self.progress.stop()
-
-    def _draw(self) -> None:
-        try:
-            if report.plot_reward(self.run_dir.path) is None:
-                self.progress.note("no reward.png: pip install 'rllm-core[plots]'")
-        except Exception as error:  # a failed plot must not change the outcome of the run
-            reason = error.strerror if isinstance(error, OSError) else None
-            self.progress.note(" ".join(f"no reward.png: {reason or f'{type(error).__name__}: {error}'}".split())[:500])
 
 
 def how_to_continue(workflow: str, path: Path) -> str:
