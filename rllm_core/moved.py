@@ -58,6 +58,7 @@ MOVED: dict[str, str] = {
     "rllm_core.training.running": "rllm_core.limits.running",
     "rllm_core.training.shared_timer": "rllm_core.limits.shared_timer",
     "rllm_core.training.signals": "rllm_core.runs.signals",
+    "rllm_core.training.slots": "rllm_core.limits.slots",
     "rllm_core.training.starting": "rllm_core.runs.starting",
     "rllm_core.training.tasks": "rllm_core.assembly.tasks",
     "rllm_core.training.trackers": "rllm_core.tracker",

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rllm_core.config import RunConfig
+from rllm_core.limits.slots import Slots
 from rllm_core.run_folder.results import Now
 from rllm_core.training.buffer import GroupBuffer
-from rllm_core.training.slots import Slots
 from rllm_core.training.staleness_limit import SyncCoordinator
 
 STEPS_AVERAGED = 16

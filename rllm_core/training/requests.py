@@ -14,9 +14,9 @@ from rllm_core.config import RolloutConfig
 from rllm_core.engine import EngineError, RolloutEngine, TokenSource
 from rllm_core.limits.request_retries import retried, unanswered
 from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.slices import Slices
+from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import contained, stop
-from rllm_core.training.slices import Slices
-from rllm_core.training.slots import Slots
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
 # The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they

@@ -18,12 +18,12 @@ from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
 from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
 from rllm_core.scope import Calls, RolloutScope, timing
 from rllm_core.seeds import derive_seed
 from rllm_core.training.acceptance import accept
 from rllm_core.training.requests import RequestMerger
-from rllm_core.training.slots import Slots
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from benchmarks import virtual_clock
 from benchmarks.simulated import TRAIN_SECONDS, SimulationPlugin
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
+from rllm_core.limits.slots import Slots
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.progress import Progress
 from rllm_core.runs import launch
 from rllm_core.training.pace import Pace, makespan
-from rllm_core.training.slots import Slots
 
 
 def simulated(folder: Path, *overrides: str) -> list[dict[str, Any]]:

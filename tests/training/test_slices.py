@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from rllm_core.config import RolloutConfig
+from rllm_core.limits.slices import Slices
 from rllm_core.training.requests import ANSWERS_PER_ROUND, RequestMerger
-from rllm_core.training.slices import Slices
 from rllm_core.types import SamplingParams, token_ids
 from rllm_devkit.scripted import ScriptedEngine
 

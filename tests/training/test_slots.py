@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from rllm_core.training.slots import Slots
+from rllm_core.limits.slots import Slots
 
 
 def test_priority_goes_first_and_each_lane_keeps_its_order() -> None:
