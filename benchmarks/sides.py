@@ -122,6 +122,7 @@ class Gate:
         self._requests = requests
         self._answers = answers
         self._wall = self._cpu = 0.0
+        self.measured: Callable[[], dict[str, float]] = dict  # further numbers of the step that has just ended
 
     def open_first(self) -> None:
         """Reports that everything is allocated, and waits for the first turn."""
@@ -132,6 +133,7 @@ class Gate:
         """Reports a step, then waits for the next turn; waiting is not timed."""
         now, cpu = time.perf_counter(), time.process_time()
         row = {"step": step, "wall_seconds": now - self._wall, "cpu_seconds": cpu - self._cpu, **counts}
+        row |= self.measured()
         if self._idle_cpu > max(IDLE_CPU_SECONDS, IDLE_CPU_SHARE * row["cpu_seconds"], HEARTBEAT_SHARE * self._waited):
             raise SideError(f"step {step}: the side used {self._idle_cpu:.3f} CPU seconds while it should wait")
         self._answer("step", row)

@@ -7,12 +7,18 @@ processes (Ray's daemons, workers not yet assigned) serve the side whose turn it
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 SIDE_VARIABLE = "RLLM_BENCHMARK_SIDE"
 """Environment variable that names the side of a process."""
+CLUSTER = "cluster"
+"""Side of the cluster's own processes."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 Times = dict[str, dict[str, float]]
+ResultT = TypeVar("ResultT")
+ParametersT = ParamSpec("ParametersT")
 
 
 def cpu_seconds() -> Times:
@@ -25,18 +31,78 @@ def cpu_seconds() -> Times:
         if not folder.name.isdigit():
             continue
         try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
+            side = side_of(folder)
             command = (folder / "cmdline").read_bytes().split(b"\0")
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            seconds = seconds_of(folder)
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or belongs to another user
             continue
-        for entry in environment:
-            variable, _, side = entry.decode(errors="replace").partition("=")
-            if variable == SIDE_VARIABLE:
-                ticks = sum(map(int, fields[11:15]))  # its own, and those of ended children
-                of_side, name = times.setdefault(side, {}), called(command)
-                of_side[name] = of_side.get(name, 0.0) + ticks / CLOCK_TICKS
+        if side is not None:
+            of_side, name = times.setdefault(side, {}), called(command)
+            of_side[name] = of_side.get(name, 0.0) + seconds
     return times
+
+
+def side_of(folder: Path) -> str | None:
+    """Returns the side of the process with a folder in ``/proc``; None if it has none."""
+    for entry in (folder / "environ").read_bytes().split(b"\0"):
+        variable, _, side = entry.decode(errors="replace").partition("=")
+        if variable == SIDE_VARIABLE:
+            return side
+    return None
+
+
+def seconds_of(folder: Path) -> float:
+    """Returns the CPU seconds so far of the process with a folder in ``/proc``, and of its ended children."""
+    fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / CLOCK_TICKS
+
+
+class Measured:
+    """Adds up the CPU seconds that processes use during calls of an asynchronous function.
+
+    The processes are found once, before the first call that is measured: to search them again takes more time than
+    some calls. Those that wait in a loop for work, as vLLM's do, count with the time that they wait during a call.
+
+    Args:
+        sides: Sides of the processes.
+        skipped: First calls that are not measured, while processes still start.
+    """
+
+    def __init__(self, sides: Iterable[str], skipped: int) -> None:
+        self._sides = frozenset(sides)
+        self._skipped = skipped
+        self._folders: list[Path] = []
+        self._seconds = 0.0
+
+    def wrap(self, function: Callable[ParametersT, Awaitable[ResultT]]) -> Callable[ParametersT, Awaitable[ResultT]]:
+        """Returns the function, measured."""
+
+        async def measured(*arguments: ParametersT.args, **options: ParametersT.kwargs) -> ResultT:
+            if self._skipped:
+                self._skipped -= 1
+                return await function(*arguments, **options)
+            self._folders = self._folders or self._found()
+            before = sum(map(seconds_of, self._folders))
+            result = await function(*arguments, **options)
+            self._seconds += sum(map(seconds_of, self._folders)) - before
+            return result
+
+        return measured
+
+    def take(self) -> float:
+        """Returns the seconds since the last time, and starts again from zero."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _found(self) -> list[Path]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and side_of(folder) in self._sides:
+                    found.append(folder)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
 
 
 def called(command: list[bytes]) -> str:

@@ -8,6 +8,7 @@ processes here. Neither side validates or saves between steps.
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -17,17 +18,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
+from unittest import mock
 
 from rllm_renderers.chat_template import ChatTemplateParser
+from rllm_verl.proofs import Proofs
 
 from benchmarks.core_side import train_gated
 from benchmarks.peer_environments import ROOT
 from benchmarks.sides import Gate, SideError, serve
 from benchmarks.trials import Row
+from benchmarks.verl_processes import CLUSTER, SIDE_VARIABLE, Measured
 from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings, prompt_of
 
 START_SECONDS = 900.0
 PROMPTS_COMPARED = 16
+STARTING_SYNCS = 2
+"""First weight syncs of a run, during which processes still start."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -130,7 +136,10 @@ def _connected(listening: socket.socket, process: subprocess.Popen[bytes]) -> It
 
 def train_ours(workload: Workload, gate: Gate) -> Row:
     """Runs ``rllm-core train``."""
-    return train_gated(workload.config, workload.plugins, gate)
+    checks = Measured((os.environ[SIDE_VARIABLE], CLUSTER), skipped=STARTING_SYNCS)
+    gate.measured = lambda: {"check_cpu_seconds": checks.take()}
+    with mock.patch.object(Proofs, "check", checks.wrap(Proofs.check)):
+        return train_gated(workload.config, workload.plugins, gate)
 
 
 SIDES = {"ours": train_ours, "unchecked": train_ours, "main_ppo": train_main_ppo}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import rllm_verl
 
 from benchmarks import verl, verl_workloads
-from benchmarks.verl_processes import SIDE_VARIABLE, called, cpu_seconds, spent
+from benchmarks.verl_processes import SIDE_VARIABLE, Measured, called, cpu_seconds, spent
 from benchmarks.workloads import plugin_manager
 
 
@@ -85,10 +87,13 @@ def test_workloads_are_not_mixed_up() -> None:
 
 
 def test_checks_cost_what_a_step_without_them_does_not() -> None:
-    rows = [*steps("ours", [2.0, 4.0, 40.0], lora=True), *steps("main_ppo", [4.0, 4.0, 50.0], lora=True)]
-    rows += steps(verl.UNCHECKED, [1.9, 3.8, 20.0], lora=True)
+    ours = steps("ours", [2.0, 4.0, 4.0], lora=True)
+    for row, seconds in zip(ours, (0.0, 0.0, 0.2), strict=True):
+        row["check_cpu_seconds"] = seconds
+    rows = [*ours, *steps("main_ppo", [4.0, 4.0, 5.0], lora=True), *steps(verl.UNCHECKED, [1.9, 3.8, 3.8], lora=True)]
     found = verl.figures(rows)
-    assert found["canary_share"] == 0.05
+    assert found["canary_share"] == 0.02
+    assert found["canary_share_paired"] == 0.05
     assert found["unchecked_cpu_seconds"] == 3.8
     assert found["lora_seconds_per_step_over_main_ppo"] == 0.8
     assert "seconds_per_step_over_main_ppo" not in found
@@ -185,6 +190,38 @@ def test_cpu_seconds_are_those_of_the_processes_that_the_environment_names_and_o
     assert burnt >= 0.29  # the kernel counts in hundredths of a second
     assert idle < burnt
     assert "tested" not in cpu_seconds()
+
+
+def test_only_what_a_side_uses_during_a_call_is_measured() -> None:
+    loop = textwrap.indent(BURN + "print('burnt', flush=True)\n", "    ")
+    child = f"for line in iter(input, 'end'):\n{loop}"
+    with subprocess.Popen(
+        [sys.executable, "-c", child],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, SIDE_VARIABLE: "measured"},
+        text=True,
+    ) as process:
+
+        def burn() -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("burn\n")
+            process.stdin.flush()
+            process.stdout.readline()
+
+        async def call() -> str:
+            burn()
+            return "done"
+
+        measured = Measured(["measured"], skipped=1)
+        wrapped = measured.wrap(call)
+        for expected in (0.0, 0.3):  # the first is skipped
+            assert asyncio.run(wrapped()) == "done"
+            burn()
+            assert measured.take() == pytest.approx(expected, abs=0.1)
+        assert measured.take() == 0.0
+        process.communicate("end\n", timeout=600)
 
 
 def test_seconds_of_a_process_that_ended_move_to_the_one_that_waited_for_it() -> None:

@@ -52,9 +52,9 @@ def _text(file: IO[bytes]) -> str:
 
 @contextmanager
 def _variables(environment: Mapping[str, str], folder: Path) -> Iterator[None]:
-    before, directory = dict(os.environ), Path.cwd()
+    given, before, directory = dict(environment), dict(os.environ), Path.cwd()  # it may be os.environ itself
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(given)
     os.chdir(folder)
     try:
         yield

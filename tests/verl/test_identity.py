@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from rllm_core.errors import RunError
 NAMES = [f"layer{number}.weight" for number in range(2 * WEIGHTS + 3)]
 ADAPTERS = ["layer0.lora_A", "layer0.lora_B"]
 VERSION = 7
+ADAPTER = Adapter(rank=8, alpha=16.0, target_modules=())
 PLACE = {"rows": [0, 2], "columns": [0, 3], "dtype": "float32"}
 
 
@@ -58,9 +59,12 @@ class Cluster:
         return function(*arguments)
 
 
-def identity(*servers: Server, deadline_seconds: float = 60.0) -> Identity:
+def identity(
+    *servers: Server,
+    deadline_seconds: float = 60.0,
+    adapter: Adapter | None = ADAPTER,
+) -> Identity:
     named = {f"server {number}": server for number, server in enumerate(servers)}
-    adapter = Adapter(rank=8, alpha=16.0, target_modules=())
     cluster: Any = Cluster()
     return Identity(cluster, named, Trainers(), adapter=adapter, deadline_seconds=deadline_seconds)
 
@@ -118,21 +122,68 @@ def test_a_server_that_never_reports_is_named() -> None:
         asyncio.run(identity(Server(), silent, deadline_seconds=0.1).check(VERSION))
 
 
-@pytest.mark.parametrize(("every", "checked"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (100, [0])])
-def test_the_first_sync_is_always_checked_and_then_every_nth(every: int, checked: list[int]) -> None:
-    seen: list[tuple[str, int]] = []
+def hide_adapters(report: dict[str, Any]) -> None:
+    for name in ADAPTERS:
+        report["workers"][1]["tensors"][name] = None
+
+
+@pytest.mark.parametrize(("change", "expected"), [(lambda report: None, True), (hide_adapters, False)])
+def test_all_is_compared_if_every_worker_reports_all_adapters(
+    change: Callable[[dict[str, Any]], Any], expected: bool
+) -> None:
+    proof = identity(Server(), Server(change))
+    asyncio.run(proof.check(VERSION))
+    assert proof.compared_all is expected
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[:WEIGHTS]])
+def test_weights_that_go_round_are_not_all(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainers, "sent_names", lambda self: [{"weights": names, "adapters": []}])
+    proof = identity(Server(), adapter=None)
+    asyncio.run(proof.check(VERSION))
+    assert proof.compared_all is (len(names) == WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("every", "numbers_every", "compared_all", "identities", "numbers"),
+    [
+        (1, None, False, range(20), range(20)),
+        (1, None, True, range(20), (0, 1, 8, 16)),
+        (1, 3, True, range(20), (0, 1, 3, 6, 9, 12, 15, 18)),
+        (1, 3, False, range(20), (0, 1, 3, 6, 9, 12, 15, 18)),
+        (3, None, False, range(0, 20, 3), range(0, 20, 3)),
+        (3, 4, False, range(0, 20, 3), (0, 3, 12)),
+        (100, None, True, (0,), (0,)),
+    ],
+)
+def test_the_first_syncs_are_always_checked_and_then_every_nth(
+    every: int, numbers_every: int | None, compared_all: bool, identities: Iterable[int], numbers: Iterable[int]
+) -> None:
+    seen: dict[str, list[int]] = {"identity": [], "numbers": []}
 
     class Proof:
         def __init__(self, name: str) -> None:
             self.name = name
+            self.compared_all = compared_all
 
         async def check(self, version: int) -> dict[str, float]:
-            seen.append((self.name, version))
+            seen[self.name].append(version)
             return {self.name: 1.0}
 
     identity_proof: Any = Proof("identity")
     canary: Any = Proof("numbers")
-    proofs = Proofs(identity_proof, canary, every)
-    metrics = [asyncio.run(proofs.check(version)) for version in range(7)]
-    assert seen == [(name, version) for version in checked for name in ("identity", "numbers")]
-    assert [version for version, found in enumerate(metrics) if found] == checked
+    proofs = Proofs(identity_proof, canary, every, numbers_every)
+    metrics = [asyncio.run(proofs.check(version)) for version in range(20)]
+    assert seen == {"identity": list(identities), "numbers": list(numbers)}
+    for name, versions in seen.items():
+        assert [version for version, found in enumerate(metrics) if name in found] == versions
+
+
+def test_where_tensors_cannot_be_compared_numbers_always_are() -> None:
+    class Numbers:
+        async def check(self, version: int) -> dict[str, float]:
+            return {"numbers": 1.0}
+
+    canary: Any = Numbers()
+    proofs = Proofs(None, canary, 1, None)
+    assert [asyncio.run(proofs.check(version)) for version in range(20)] == [{"numbers": 1.0}] * 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from faulty_servers import VARIABLE, WORKER, Faults
 from sessions import Session, opened
-from verl_runs import SEPARATED, run_config
+from verl_runs import ONE_PROCESS, SEPARATED, run_config
 
 from rllm_core.errors import RunError
 
@@ -54,7 +54,7 @@ def trial(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
     faults = Faults(folder / "faults.json")
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(os.environ, VARIABLE, str(folder / "faults.json"))
-        options = (*TWO_SERVERS[request.param], *FAST, f"verl.overrides={{{WORKER}}}")
+        options = (*TWO_SERVERS[request.param], *FAST, f"verl.overrides={{{WORKER}, {ONE_PROCESS}}}")
         with opened(run_config(model, *options)) as session:
             start = folder / "start"
             start.mkdir()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from sorting_agent import check_agent, written_agent
 from transformers import AutoModelForCausalLM
-from verl_runs import ASYNCHRONOUS, RUN_SECONDS, Run, verify
+from verl_runs import ASYNCHRONOUS, GREATEST_GAP_LEARNT, RUN_SECONDS, WITH_WORKER_PROCESSES, Run, verify
 
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.plugins import PluginManager
@@ -25,9 +25,6 @@ from rllm_core.types import Episode
 
 RAY = Path(sys.executable).with_name("ray")
 GREATEST_GAP = 1e-5
-# The mean is always below 1e-5, or the run ends (`verl.sync_tolerance`). A trained policy gives some tokens a
-# log-probability of -10 or less, where two attention kernels differ more: by 1.3e-5 in one run of 5.
-GREATEST_GAP_LEARNT = 3e-5
 STEPS = 40
 # Required increase of the mean reward from the first 10 to the last 10 steps. Chance moves such a mean of 1280 rewards
 # by about 0.01.
@@ -165,10 +162,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def drained(model: Path, cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A completed run in that cluster, which waits for all rollouts before each weight sync."""
+    """A completed run in that cluster, which waits for all rollouts before each weight sync.
+
+    Its server computes in a worker process, as on GPUs.
+    """
     options = ("training.steps=5", "training.partial_rollout=false", f"verl.ray_address={cluster}")
     kept = ("training.validation_rollouts=16", "training.trajectories_per_step=16", "training.validate_every_steps=5")
-    run = Run.start(tmp_path_factory.mktemp("drained") / "run", model, *ASYNCHRONOUS, *options, *kept)
+    run = Run.start(
+        tmp_path_factory.mktemp("drained") / "run", model, *ASYNCHRONOUS, WITH_WORKER_PROCESSES, *options, *kept
+    )
     assert run.wait() == 0, run.printed()
     return run
 

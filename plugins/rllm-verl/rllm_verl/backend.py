@@ -166,7 +166,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
                 adapter=adapter_of(self.verl) if sync_of(self.verl) == "adapter" else None,
                 deadline_seconds=self.config.training.sync_timeout_seconds,
             )
-        return Proofs(identity, canary, self.verl.sync_check_every)
+        return Proofs(identity, canary, self.verl.sync_check_every, self.verl.sync_numbers_every)
 
     @cached_property
     def _has_servers(self) -> bool:

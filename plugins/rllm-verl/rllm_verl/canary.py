@@ -1,4 +1,4 @@
-"""The check after every weight sync: do the servers compute what the trainer computes?"""
+"""The check of log-probabilities after a weight sync: do the servers compute what the trainer computes?"""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Cluster:
 
     def watch(self, workers: dict[str, Any]) -> None:
         """Adds actors, by name, whose death ends any running call."""
-        self._workers |= workers
+        self._workers = self._workers | workers  # a new one, because another thread may be reading the old one
 
     async def call(self, what: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Runs a blocking call of verl; ends early if a watched worker dies, because the call may wait for it.

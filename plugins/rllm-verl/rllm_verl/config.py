@@ -123,8 +123,8 @@ class VerlConfig(Section):
             allow_inf_nan=False,
             description="Largest allowed difference between the log-probabilities of trainer and server, in nats: the "
             "mean over 128 sampled tokens, without the largest eighth. Checked on every server after weight "
-            "syncs (see sync_check_every); the run ends if a server exceeds it twice. Defaults to 0.01 for float32 and "
-            "0.1 for bfloat16, and to twice that for a mixture of experts.",
+            "syncs (see sync_numbers_every); the run ends if a server exceeds it twice. Defaults to 0.01 for float32 "
+            "and 0.1 for bfloat16, and to twice that for a mixture of experts.",
         ),
     ] = None
     sync_check_every: Annotated[
@@ -135,6 +135,15 @@ class VerlConfig(Section):
             "first after resuming, are always checked.",
         ),
     ] = 1
+    sync_numbers_every: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Checks from one comparison of log-probabilities to the next; tensors are compared at every "
+            "check. The first two checks of a run, and after resuming, always compare both. Defaults to 8 where every "
+            "check compares all tensors that a sync sends, as with adapters that are sent alone, and to 1 elsewhere.",
+        ),
+    ] = None
     lora: Annotated[
         LoRAConfig | None,
         Field(description="Train adapters (fsdp2 and fsdp only). If unset, train all weights."),

@@ -6,7 +6,7 @@ It sees what log-probabilities cannot: differences below the noise of bfloat16, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,9 @@ class Identity:
         trainers: Worker group of the trainers.
         adapter: Adapters that servers have, None if they have none.
         deadline_seconds: Timeout of a server's answer.
+
+    Attributes:
+        compared_all: Whether the last check compared every tensor that a sync sends.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Identity:
         self._deadline_seconds = deadline_seconds
         self._names: dict[str, list[str]] | None = None
         self._next = 0
+        self.compared_all = False
 
     async def check(self, version: int) -> dict[str, float]:
         """Checks all servers after a weight sync.
@@ -69,6 +73,7 @@ class Identity:
         for server, report in reports.items():
             if problem := self._problem(report, version, ours):
                 raise RunError(f"weight sync to version {version}: {server} of {len(self._servers)} servers {problem}")
+        self.compared_all = self._are_all(names, reports.values())
         return {"sync_tensors_compared": float(len({part["name"] for part in parts}))}
 
     async def _sample(self) -> list[str]:
@@ -80,6 +85,13 @@ class Identity:
         weights = self._names["weights"]
         start, self._next = self._next, (self._next + WEIGHTS) % len(weights)
         return [*self._names["adapters"], *(weights + weights)[start : start + min(WEIGHTS, len(weights))]]
+
+    def _are_all(self, names: list[str], reports: Iterable[dict[str, Any]]) -> bool:
+        """Whether all workers of all servers reported every tensor that a sync sends."""
+        assert self._names is not None
+        sent = set(self._names["weights"] if self._adapter is None else self._names["adapters"])
+        workers = [worker for report in reports for worker in report["workers"]]
+        return sent <= set(names) and all(worker["tensors"][name] is not None for worker in workers for name in sent)
 
     async def _asked(self, server: str, names: list[str]) -> dict[str, Any]:
         try:

@@ -24,12 +24,16 @@ def environment_variables() -> dict[str, str]:
         # Without this, vLLM compiles its sampler with inductor, which takes 45 s and does not speed up these tests.
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Permits `verl_runs.ONE_PROCESS`; an asynchronous engine has a process of its own in either case.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # By default, Ray's workers give way to everything else on the machine, such as another suite of tests.
+        "RAY_worker_niceness": "0",
         # Loopback interface only. The backend sets this itself, unless Ray was imported before.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
