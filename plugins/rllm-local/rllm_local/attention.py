@@ -10,14 +10,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rllm_local import fast
+
 NAME = "rllm_block_causal"
 BLOCK_QUERIES = 64
 TOKENS = range(128, 1025)
+KERNEL_TOKENS = range(32, 8193)
+
+
+class KernelAttention(torch.autograd.Function):
+    """The same as `BlockCausalAttention` with `rllm_local.kernels`, which keep no probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Returns the mixed values, ``(rows, tokens, heads, head_dim)``."""
+        query, key, value = (x.contiguous() for x in (query, key, value))
+        rows, heads, tokens, dim = query.shape
+        mixed, norms = query.new_empty(rows, tokens, heads, dim), query.new_empty(rows, heads, tokens)
+        ctx.shape = tokens, heads, heads // key.shape[1], dim, np.float32(scaling)
+        fast.loaded().forward(*(fast.flat(x) for x in (query, key, value, mixed, norms)), *ctx.shape)
+        ctx.save_for_backward(query, key, value, mixed, norms)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        """Returns the gradients of query, key and value."""
+        saved = ctx.saved_tensors
+        found = [torch.zeros_like(x) for x in saved[:3]]
+        fast.loaded().backward(*(fast.flat(x) for x in (*saved, gradient.contiguous(), *found)), *ctx.shape)
+        return found[0], found[1], found[2], None
 
 
 class BlockCausalAttention(torch.autograd.Function):
@@ -87,7 +114,7 @@ def block_causal_attention(
         and query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype == torch.float32
         and query.shape[2] == key.shape[2]
-        and query.shape[2] in TOKENS
+        and query.shape[2] in (KERNEL_TOKENS if fast.fits(query) else TOKENS)
         and query.shape[3] == value.shape[3]
         and dropout == 0
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -99,7 +126,8 @@ def block_causal_attention(
         )
         return result
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mixed: torch.Tensor = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    chosen = KernelAttention if fast.fits(query) else BlockCausalAttention
+    mixed: torch.Tensor = chosen.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return mixed, None
 
 
