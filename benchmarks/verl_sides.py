@@ -25,6 +25,7 @@ from benchmarks.peer_environments import ROOT
 from benchmarks.sides import Gate, SideError, serve
 from benchmarks.trials import Row
 from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings, prompt_of
+from benchmarks.workloads import WORKFLOWS
 
 START_SECONDS = 900.0
 PROMPTS_COMPARED = 16
@@ -87,7 +88,7 @@ def _write_dataset(workload: Workload, file: Path) -> None:
     Dataset.from_list(
         [
             {
-                "data_source": workload.name,
+                "data_source": WORKFLOWS[workload.name],
                 "prompt": prompt_of(workload.name, task),
                 "reward_model": {"style": "rule", "ground_truth": task.data.get("answer", "")},
                 "extra_info": {"index": index},
