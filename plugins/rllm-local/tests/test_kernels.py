@@ -104,6 +104,7 @@ def test_attention_in_training_is_exact(tokens: int, heads: int, kv_heads: int, 
 
 @pytest.mark.parametrize("dim", [32, 24])
 def test_transformers_gets_the_kernels_where_they_fit(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention.kernels_agree()  # once per process
     chosen: list[str] = []
     for kind in (KernelAttention, BlockCausalAttention):
         apply = kind.apply
@@ -141,6 +142,23 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     model = model_of("qwen3", 4, 2, 32)
     assert type(make_decoder(model, LocalConfig(device="cpu"), shares_weights=True)) is FusedDecoder
     assert "the fused decoder with the kernels of rllm-local[fast] disagrees" in caplog.text
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    kernels = fast.loaded()
+
+    def backward(*arguments: Any) -> None:
+        kernels.backward(*arguments)
+        arguments[7][:] *= 1.01
+
+    attention.kernels_agree.cache_clear()
+    assert attention.kernels_agree()
+    assert not caplog.text
+    monkeypatch.setattr(fast, "loaded", lambda: SimpleNamespace(forward=kernels.forward, backward=backward))
+    attention.kernels_agree.cache_clear()
+    assert not attention.kernels_agree()
+    assert "the kernels of rllm-local[fast] disagree with torch in training" in caplog.text
+    attention.kernels_agree.cache_clear()
 
 
 def test_compiled_code_is_kept_in_the_cache_of_the_user() -> None:
