@@ -8,7 +8,7 @@
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 PLUGINS := rllm-devkit rllm-environments rllm-gateway rllm-judge rllm-local rllm-renderers rllm-samplers rllm-viewer rllm-workflows
-EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[lora,starter]" -e "plugins/rllm-renderers[vision]" \
+EDITABLE_PLUGINS := -e plugins/rllm-devkit -e plugins/rllm-environments -e plugins/rllm-gateway -e plugins/rllm-judge -e "plugins/rllm-local[fast,lora,starter]" -e "plugins/rllm-renderers[vision]" \
 	-e plugins/rllm-samplers \
 	-e plugins/rllm-viewer -e "plugins/rllm-workflows[huggingface,math,mcp,parquet]"
 TEST_LANES := test-verl test-core test-packages test-tinker test-environments test-agents test-viewer test-trackers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,12 +52,20 @@ def train(request: Row, gate: Gate) -> Row:
     """Trains one run, or only validates a model (``steps`` 0).
 
     Args:
-        request: ``workload``, ``model``, ``seed`` and ``steps``.
+        request: ``workload``, ``model``, ``seed`` and ``steps``; ``hidden``, a module to do without as if it were not
+            installed; ``device``, by default the CPU.
         gate: Gate at which to wait between steps.
     """
+    if "hidden" in request:
+        sys.modules[request["hidden"]] = None  # type: ignore[assignment]
     plugins = plugin_manager()
     config = run_config(
-        plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"]
+        plugins,
+        request["workload"],
+        model=request["model"],
+        seed=request["seed"],
+        steps=request["steps"],
+        device=request.get("device", "cpu"),
     )
     return train_gated(config, plugins, gate)
 

@@ -2,14 +2,16 @@
 
     python -m benchmarks.local
 
-Figures: ``steps_per_second_over_trl``, ``steps_per_second_over_trl_long``, ``tokens_per_second_over_hf_generate``,
-``reward_after_equal_steps``, ``real_vocabulary_steps_per_second_over_trl``, ``real_vocabulary_peak_over_trl``,
+Figures: ``steps_per_second_over_trl``, ``steps_per_second_over_trl_long``, the same ``..._without_extra``, which hides
+the extra ``rllm-local[fast]``, ``tokens_per_second_over_hf_generate``, ``reward_after_equal_steps``,
+``real_vocabulary_steps_per_second_over_trl``, ``real_vocabulary_peak_over_trl``,
 ``real_vocabulary_peak_over_bare_transformers``. Creates the environment ``.venv-bench`` with TRL on first use.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -26,6 +28,7 @@ STEPS_PER_SECOND = {
     "endless": "steps_per_second_over_trl_long",
     "real_vocabulary": "real_vocabulary_steps_per_second_over_trl",
 }
+WITHOUT_EXTRA = "core_without_extra"
 PEAKS = {"trl": "real_vocabulary_peak_over_trl", "bare": "real_vocabulary_peak_over_bare_transformers"}
 
 
@@ -59,15 +62,18 @@ def train_in_turns(workload: str, model: Path, seed: int, steps: int, folder: Pa
     """Trains both sides from the same weights, taking turns at every step, then compares their rewards."""
     from benchmarks.sides import Side, take_turns
 
-    with Side("core", "benchmarks.core_side") as core, Side("trl", "benchmarks.trl_side") as trl:
+    with contextlib.ExitStack() as stack:
+        core, trl = (stack.enter_context(Side(name, f"benchmarks.{name}_side")) for name in ("core", "trl"))
         request = {"workload": workload, "model": str(model), "seed": seed, "steps": steps}
         saved = str(folder / f"trl-{workload}-{seed}")
-        requests = request, {**request, "save_to": saved}
+        sides, requests = [core, trl], [request, {**request, "save_to": saved}]
+        if workload == "endless":
+            sides.append(stack.enter_context(Side(WITHOUT_EXTRA, "benchmarks.core_side")))
+            requests.append({**request, "hidden": "numba"})
         about = {"workload": workload, "seed": seed}
-        for side, row in take_turns((core, trl), requests, steps):
+        for side, row in take_turns(sides, requests, steps):
             trials.add({"kind": "step", **about, "side": side.name, **row})
-        ours = core.end()
-        trl.end()
+        ours, *_ = [side.end() for side in sides]
         if ours["reward_mean"] is not None:
             theirs = core.run({**request, "model": saved, "steps": 0})
             trials.add({"kind": "trained", **about, "steps": steps, "side": "core", **ours})
@@ -95,11 +101,15 @@ def figures(rows: Sequence[Row]) -> Figures:
     found: Figures = {}
     for workload, name in STEPS_PER_SECOND.items():
         if of_kind(rows, "step", workload=workload):
-            found[name] = round(steps_ratio(rows, workload, "wall_seconds"), 2)
-            found[f"{name}_cpu"] = round(steps_ratio(rows, workload, "cpu_seconds"), 2)
+            sides = {row["side"]: None for row in of_kind(rows, "step", workload=workload)}
+            for side, ending in (("core", ""), (WITHOUT_EXTRA, "_without_extra")):
+                if side in sides:
+                    found[f"{name}{ending}"] = round(steps_ratio(rows, workload, "wall_seconds", side), 2)
+                    found[f"{name}{ending}_cpu"] = round(steps_ratio(rows, workload, "cpu_seconds", side), 2)
             found[f"{workload}_step_ms"] = {
                 side: round(1e3 * statistics.median(step_seconds(rows, workload, side, "wall_seconds").values()), 1)
-                for side in ("core", "trl")
+                for side in sides
+                if side != "bare"
             }
     if peaks := peaks_mb(rows):
         found["real_vocabulary_peak_mb"] = peaks
@@ -130,9 +140,9 @@ def step_seconds(rows: Sequence[Row], workload: str, side: str, clock: str) -> d
     return {(row["seed"], row["step"]): row[clock] for row in steps if row["step"] > WARM_UP_STEPS}
 
 
-def steps_ratio(rows: Sequence[Row], workload: str, clock: str) -> float:
-    """Returns the steps we do in the time of one TRL step: the median over adjacent steps."""
-    core, trl = (step_seconds(rows, workload, side, clock) for side in ("core", "trl"))
+def steps_ratio(rows: Sequence[Row], workload: str, clock: str, side: str = "core") -> float:
+    """Returns the steps that a side of ours does in the time of one TRL step: the median over adjacent steps."""
+    core, trl = (step_seconds(rows, workload, name, clock) for name in (side, "trl"))
     return paired_ratio((core[step], trl[step]) for step in core.keys() & trl.keys())
 
 

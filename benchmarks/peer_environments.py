@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER_ENVIRONMENT = ROOT / ".venv-bench"
-PEERS = ("trl==1.16.0", "cosmic-ray==8.7.0")
+PEERS = ("trl==1.16.0", "cosmic-ray==8.7.0", "numba==0.68.1")
 PACKAGES = (".", *(f"plugins/rllm-{name}" for name in ("devkit", "local", "renderers", "viewer", "workflows")))
 
 SETTINGS = {

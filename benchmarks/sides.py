@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Self
 
@@ -40,12 +40,13 @@ class Side:
     Args:
         name: Name of the side in rows.
         module: Module of the side.
+        python: Interpreter; by default, that of this process.
     """
 
-    def __init__(self, name: str, module: str) -> None:
+    def __init__(self, name: str, module: str, python: str = sys.executable) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [python, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,6 +68,10 @@ class Side:
             self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the side at once; whoever waits for it gets a `SideError`."""
+        self._process.kill()
 
     def begin(self, request: Row) -> None:
         """Starts a training; returns when it waits before its first step."""
@@ -164,8 +169,8 @@ def serve(train: Callable[[Row, Gate], Row]) -> None:
         gate.ended(train(json.loads(line), gate))
 
 
-def take_turns(sides: tuple[Side, Side], requests: tuple[Row, Row], steps: int) -> Iterator[tuple[Side, Row]]:
-    """Trains both sides, taking turns at every step; the order changes with every step."""
+def take_turns(sides: Sequence[Side], requests: Sequence[Row], steps: int) -> Iterator[tuple[Side, Row]]:
+    """Trains all sides, taking turns at every step; the order changes with every step."""
     for side, request in zip(sides, requests, strict=True):
         side.begin(request)
     for step in range(steps):

@@ -3,7 +3,7 @@
 Everything that affects the computation is equal: model folder, chat template, tasks and their order, batch, lengths,
 sampling, advantages (group mean and standard deviation), one update per batch, token-mean loss, AdamW, float32. TRL's
 additional work, such as logging the entropy, is left in. TRL generates with transformers, logs every 10 steps, and
-saves nothing during training.
+saves nothing during training. On a GPU, it generates with vLLM in its own process, and computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -72,18 +72,25 @@ class _Rewards:
         return rewards
 
     def _reward(self, data: dict[str, Any], text: str, is_cut_off: bool) -> float:
-        if self._workload == "endless":
+        if WORKFLOWS[self._workload] == "endless":
             return endless.even_share(text)
         return 0.0 if is_cut_off else sort.score(text.strip(), data["answer"])
 
 
 def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
     """Returns the messages of the workflow's prompt."""
-    content = task.data["word"] if workload == "endless" else sort.prompt(task.data["word"])
+    content = task.data["word"] if WORKFLOWS[workload] == "endless" else sort.prompt(task.data["word"])
     return [{"role": "user", "content": content}]
 
 
-def grpo_config(config: RunConfig, folder: str) -> GRPOConfig:
+VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
+ON_DEVICE: dict[str, dict[str, Any]] = {
+    "cpu": {"use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False},
+    "cuda": {"use_cpu": False, "bf16": True, **VLLM},
+}
+
+
+def grpo_config(config: RunConfig, folder: str, device: str = "cpu") -> GRPOConfig:
     """Converts the run file to TRL's configuration."""
     training, optimizer, rollout = config.training, config.optimizer, config.rollout
     return GRPOConfig(
@@ -110,16 +117,13 @@ def grpo_config(config: RunConfig, folder: str) -> GRPOConfig:
         adam_epsilon=optimizer.epsilon,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
-        use_cpu=True,
-        bf16=False,
         fp16=False,
         gradient_checkpointing=False,
-        use_vllm=False,
         logging_steps=10,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        dataloader_pin_memory=False,
+        **ON_DEVICE[device],
     )
 
 
@@ -139,8 +143,14 @@ def train(request: Row, gate: Gate) -> Row:
     """Trains one run and saves the model to ``request["save_to"]``; other keys as in `benchmarks.core_side.train`."""
     torch.set_num_threads(1)
     plugins = plugin_manager()
+    device = request.get("device", "cpu")
     config = run_config(
-        plugins, request["workload"], model=request["model"], seed=request["seed"], steps=request["steps"]
+        plugins,
+        request["workload"],
+        model=request["model"],
+        seed=request["seed"],
+        steps=request["steps"],
+        device=device,
     )
     workload = WORKFLOWS[request["workload"]]
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
@@ -152,7 +162,7 @@ def train(request: Row, gate: Gate) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32),
-            args=grpo_config(config, folder),
+            args=grpo_config(config, folder, device),
             reward_funcs=rewards,
             train_dataset=Dataset.from_list(
                 [
@@ -164,8 +174,9 @@ def train(request: Row, gate: Gate) -> Row:
             callbacks=[_Gated(gate, rewards)],
         )
         trainer.train()
-        trainer.save_model(request["save_to"])
-    return {"saved_to": request["save_to"]}
+        if "save_to" in request:
+            trainer.save_model(request["save_to"])
+    return {"saved_to": request.get("save_to")}
 
 
 def _load(plugins: PluginManager, kind: type[Any], name: str) -> Any:

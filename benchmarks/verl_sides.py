@@ -29,6 +29,7 @@ from benchmarks.sides import Gate, SideError, serve
 from benchmarks.trials import Row
 from benchmarks.verl_processes import CLUSTER, SIDE_VARIABLE, Measured
 from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings, prompt_of
+from benchmarks.workloads import WORKFLOWS
 
 START_SECONDS = 900.0
 PROMPTS_COMPARED = 16
@@ -93,7 +94,7 @@ def _write_dataset(workload: Workload, file: Path) -> None:
     Dataset.from_list(
         [
             {
-                "data_source": workload.name,
+                "data_source": WORKFLOWS[workload.name],
                 "prompt": prompt_of(workload.name, task),
                 "reward_model": {"style": "rule", "ground_truth": task.data.get("answer", "")},
                 "extra_info": {"index": index},

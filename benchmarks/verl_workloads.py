@@ -19,7 +19,7 @@ from rllm_workflows.sort import prompt
 
 from benchmarks.peer_environments import ROOT
 from benchmarks.verl_processes import SIDE_VARIABLE
-from benchmarks.workloads import plugin_manager, training_tasks
+from benchmarks.workloads import WORKFLOWS, plugin_manager, training_tasks
 from rllm_core import providers
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.config import RunConfig
@@ -36,7 +36,7 @@ class Shape:
     response_tokens: int
 
 
-SHAPES = {"sort": Shape(16, 16, 6), "endless": Shape(8, 8, 256)}
+SHAPES = {"sort": Shape(16, 16, 6), "endless": Shape(8, 8, 256), "gpu": Shape(16, 16, 256)}
 """The starter task as in ``rllm-core train sort``, and completions of exactly 256 tokens (see `endless`)."""
 PROMPT_TOKENS = 32
 BATCH_ROWS, TRAINER_TOKENS = 256, 4096
@@ -62,8 +62,21 @@ ON_CPU: dict[str, Any] = {
     "verl.max_tokens_per_device": TRAINER_TOKENS,
     "verl.environment": json.dumps([SIDE_VARIABLE]),
 }
+GPU_MEMORY_SHARE, GPU_BUCKET_MB, GPU_TOKENS = 0.3, 256, 32768
+ON_GPU: dict[str, Any] = {
+    "verl.device": '"cuda"',
+    "verl.dtype": '"bfloat16"',
+    "verl.release_memory": "true",
+    "verl.cuda_graphs": "true",
+    "verl.gradient_checkpointing": "false",
+    "verl.sync_bucket_mb": GPU_BUCKET_MB,
+    "verl.server_memory_share": GPU_MEMORY_SHARE,
+    "verl.max_batch_rows": BATCH_ROWS,
+    "verl.max_batch_tokens": BATCH_TOKENS,
+    "verl.max_tokens_per_device": GPU_TOKENS,
+    "verl.environment": json.dumps([SIDE_VARIABLE]),
+}
 SETTINGS: dict[str, Any] = {
-    **ON_CPU,
     "training.validation_rollouts": 0,
     "algorithm.loss": '"ppo_clip"',
     "algorithm.loss_options": f"{{clip_low = {CLIP_RANGE}, clip_high = {CLIP_RANGE}}}",
@@ -93,6 +106,7 @@ class Workload:
         seed: Seed of the tasks.
         lora_rank: Rank of the adapters; 0 to train all weights.
         sync_check_every: Our ``verl.sync_check_every``; verl checks nothing.
+        device: ``cpu`` or ``cuda``.
     """
 
     name: str
@@ -102,6 +116,7 @@ class Workload:
     seed: int
     lora_rank: int = 0
     sync_check_every: int = 1
+    device: str = "cpu"
 
     @property
     def shape(self) -> Shape:
@@ -122,6 +137,7 @@ class Workload:
     def config(self) -> RunConfig:
         """Our run file."""
         settings = {
+            **(ON_CPU if self.device == "cpu" else ON_GPU),
             **SETTINGS,
             "verl.max_model_tokens": self.model_tokens,
             "training.groups_per_step": self.shape.groups,
@@ -136,18 +152,20 @@ class Workload:
         if self.lora_rank:
             settings |= {"verl.lora.rank": self.lora_rank, "verl.lora.alpha": self.lora_rank}
         overrides = [f"{key}={value}" for key, value in settings.items()]
-        return load_run_config(self.name, self.plugins, overrides=overrides, backend="verl", parser="chat_template")
+        return load_run_config(
+            WORKFLOWS[self.name], self.plugins, overrides=overrides, backend="verl", parser="chat_template"
+        )
 
     @cached_property
     def tasks(self) -> Sequence[Task]:
         """Tasks of all steps, in our order."""
-        workflow = self.plugins.load(self.plugins.select(providers.WorkflowProvider, self.name))
+        workflow = self.plugins.load(self.plugins.select(providers.WorkflowProvider, WORKFLOWS[self.name]))
         return training_tasks(workflow(), self.config)
 
 
 def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
     """Returns the messages of the workflow's prompt."""
-    content = task.data["word"] if workload == "endless" else prompt(task.data["word"])
+    content = task.data["word"] if WORKFLOWS[workload] == "endless" else prompt(task.data["word"])
     return [{"role": "user", "content": content}]
 
 
@@ -241,6 +259,22 @@ def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
         "hydra.run.dir": folder / "hydra",
         "hydra.output_subdir": "null",
     }
+    if workload.device == "cuda":
+        actor |= {
+            "ppo_max_token_len_per_gpu": GPU_TOKENS,
+            "+fsdp_config.mixed_precision": "{param_dtype: bf16, reduce_dtype: fp32, buffer_dtype: fp32}",
+        }
+        rollout |= {
+            "+enable_sleep_mode": True,
+            "dtype": "bfloat16",
+            "enforce_eager": False,
+            "free_cache_engine": True,
+            "gpu_memory_utilization": GPU_MEMORY_SHARE,
+            "log_prob_max_token_len_per_gpu": GPU_TOKENS,
+            "checkpoint_engine.update_weights_bucket_megabytes": GPU_BUCKET_MB,
+        }
+        model["+override_config.attn_implementation"] = "flash_attention_2"
+        others["trainer.device"] = "cuda"
     sections = {
         "actor_rollout_ref.actor": actor,
         "actor_rollout_ref.rollout": rollout,

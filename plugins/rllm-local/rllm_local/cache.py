@@ -27,14 +27,18 @@ class Cache:
         head_dim: Numbers of a head.
         dtype: Precision.
         device: Device.
+        block: Positions that are stored, and grow, together.
 
     Attributes:
-        keys: One tensor per layer, ``(rows, heads, positions, head_dim)``.
+        keys: One tensor per layer, ``(rows, heads, positions, head_dim)``; with blocks, ``(rows, heads, blocks,
+            block * head_dim)``.
         values: Likewise.
     """
 
-    def __init__(self, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._layers, self._heads, self._head_dim = layers, heads, head_dim
+    def __init__(
+        self, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, block: int = 1
+    ) -> None:
+        self._layers, self._heads, self._head_dim, self._block = layers, heads, head_dim * block, block
         self._dtype, self._device = dtype, device
         self._blocks = [torch.empty(0), torch.empty(0)]
         self._whole: torch.Tensor | None = None  # (2 * layers, rows, heads, positions, head_dim), if it is small
@@ -44,7 +48,7 @@ class Cache:
     @property
     def positions(self) -> int:
         """Number of positions, used or free."""
-        return self.keys[0].shape[2]
+        return self.keys[0].shape[2] * self._block
 
     def release(self) -> None:
         """Releases a large cache, and the content of a small one."""
@@ -53,25 +57,26 @@ class Cache:
     def allocate(self, rows: int, length: int) -> None:
         """Makes room for ``length`` positions; their content is undefined."""
         self.release()
-        self._replace(rows, length, lambda old, new: None)
+        self._replace(rows, -(-length // self._block), lambda old, new: None)
 
     def select(self, rows: torch.Tensor, length: int) -> None:
         """Replaces rows by ``rows``, which may repeat or be omitted, and keeps ``length`` positions."""
+        blocks = -(-length // self._block)
 
         def select(old: torch.Tensor, new: torch.Tensor) -> None:
-            torch.index_select(old[..., :length, :], -4, rows, out=new[..., :length, :])
+            torch.index_select(old[..., :blocks, :], -4, rows, out=new[..., :blocks, :])
 
-        self._replace(len(rows), length, select)
+        self._replace(len(rows), blocks, select)
 
     def grow(self) -> None:
         """Makes room for more positions."""
-        length = self.positions
-        self._replace(len(self.keys[0]), length, lambda old, new: new[..., :length, :].copy_(old))
+        blocks = self.keys[0].shape[2]
+        self._replace(len(self.keys[0]), blocks, lambda old, new: new[..., :blocks, :].copy_(old))
 
-    def _replace(self, rows: int, length: int, fill: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+    def _replace(self, rows: int, blocks: int, fill: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Replaces the cache, if there is one; ``fill`` copies an old tensor to a new one."""
         count = 2 * self._layers
-        doubled = (rows, self._heads, length + max(16, length), self._head_dim)
+        doubled = (rows, self._heads, blocks + max(16 // self._block, blocks), self._head_dim)
         old_whole, old = self._whole, [*self.keys, *self.values]
         self._whole, self.keys, self.values = None, (), ()
         new: list[torch.Tensor] = []
@@ -86,7 +91,7 @@ class Cache:
             self._blocks = [torch.empty(0), torch.empty(0)]
             old.reverse()
             for _ in range(count):
-                shape = (rows, self._heads, length + CACHE_STEP_POSITIONS, self._head_dim)
+                shape = (rows, self._heads, blocks + CACHE_STEP_POSITIONS // self._block, self._head_dim)
                 new.append(torch.empty(shape, device=self._device, dtype=self._dtype))
                 if old:
                     fill(old.pop(), new[-1])

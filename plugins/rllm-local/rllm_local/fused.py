@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,8 @@ class FusedDecoder:
         shares_weights: Whether nothing is sampled while weights change, so that embedding and head need no copy.
     """
 
+    title: ClassVar[str] = "fused decoder"
+
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
         config: Any = model.config
         self._dtype = dtype
@@ -82,7 +84,10 @@ class FusedDecoder:
         self._bias: torch.Tensor | None = None
         self.use(self.copied(model))
         device = self._embedding.device
-        self._cache = Cache(config.num_hidden_layers, self._kv_heads, self._head_dim, dtype, device)
+        self._cache = self._new_cache(config.num_hidden_layers, device)
+
+    def _new_cache(self, layers: int, device: torch.device) -> Cache:
+        return Cache(layers, self._kv_heads, self._head_dim, self._dtype, device)
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -236,8 +241,7 @@ class FusedDecoder:
             q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
             k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
             v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-            self._cache.keys[index][chunk, :, :tokens] = k
-            self._cache.values[index][chunk, :, :tokens] = v
+            self._keep_prompts(index, chunk, k, v)
             if self._dtype == torch.float32:
                 scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
                 scores = scores.view(rows, self._heads, tokens, tokens) + bias
@@ -249,6 +253,11 @@ class FusedDecoder:
             mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
             x = self._mlp(x, mixed, layer)
         return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
+
+    def _keep_prompts(self, index: int, chunk: slice, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes keys and values of prompts, ``(rows, kv heads, tokens, head_dim)``, to the cache of a layer."""
+        self._cache.keys[index][chunk, :, : k.shape[2]] = k
+        self._cache.values[index][chunk, :, : k.shape[2]] = v
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
@@ -272,32 +281,32 @@ class FusedDecoder:
             rotations = self._rotations[length - self._padding][:, None]
             self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
-        group, dim = self._heads // self._kv_heads, self._head_dim
         x = self._embedding[tokens].to(self._sum_dtype)
         for index, layer in enumerate(self._layers):
-            q, k, v = self._queries_keys_values(x, layer, rotations)
-            keys, values = self._cache.keys[index], self._cache.values[index]
-            keys[:, :, length] = k
-            values[:, :, length] = v
-            q, seen, read = (
-                q.view(rows, self._kv_heads, group, dim),
-                keys[:, :, : length + 1],
-                values[:, :, : length + 1],
-            )
-            if self._dtype == torch.float32:
-                scores = torch.matmul(q, seen.transpose(-1, -2))
-                if self._bias is not None:
-                    scores = scores + self._bias
-                mixed = torch.matmul(scores.softmax(-1), read)
-            else:
-                mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
-            x = self._mlp(x, mixed.reshape(rows, -1), layer)
+            mixed = self._attend(index, *self._queries_keys_values(x, layer, rotations))
+            x = self._mlp(x, mixed, layer)
         numbers = rows * len(self._head)
         if len(self._head) < LARGE_VOCABULARY or numbers * FLOAT32 > KEPT_BLOCK_BYTES or x.is_cuda:
             return self._logits(x)
         if len(self._kept_logits) < numbers:
             self._kept_logits = torch.empty(numbers)
         return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
+
+    def _attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Appends to the cache of a layer, and returns mixed values of one position, ``(rows, heads * head_dim)``."""
+        keys, values = self._cache.keys[index], self._cache.values[index]
+        keys[:, :, self._length - 1] = k
+        values[:, :, self._length - 1] = v
+        q = q.view(len(q), self._kv_heads, -1, self._head_dim)
+        seen, read = keys[:, :, : self._length], values[:, :, : self._length]
+        if self._dtype == torch.float32:
+            scores = torch.matmul(q, seen.transpose(-1, -2))
+            if self._bias is not None:
+                scores = scores + self._bias
+            mixed = torch.matmul(scores.softmax(-1), read)
+        else:
+            mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
+        return mixed.reshape(len(q), -1)
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor

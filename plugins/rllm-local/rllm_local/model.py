@@ -21,6 +21,7 @@ from rllm_local import attention, memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
+from rllm_local.kernel_decoder import KernelDecoder
 from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
@@ -218,12 +219,14 @@ def make_decoder(
     """
     dtype, of_training = compute_dtype(config), autocast_dtype(config)
     if FusedDecoder.supports(model):
-        fused = FusedDecoder(model, dtype, shares_weights=shares_weights)
-        with torch.inference_mode():
-            reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
-            if fused.agrees_with(reference, vocabulary_size(model)):
-                return fused
-        logger.warning("the fused decoder disagrees with transformers on this model, so it is not used")
+        kinds = (KernelDecoder, FusedDecoder) if KernelDecoder.supports(model, dtype) else (FusedDecoder,)
+        for kind in kinds:
+            fused = kind(model, dtype, shares_weights=shares_weights)
+            with torch.inference_mode():
+                reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
+                if fused.agrees_with(reference, vocabulary_size(model)):
+                    return fused
+            logger.warning(f"the {kind.title} disagrees with transformers on this model, so it is not used")
     return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=of_training)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from rllm_core.config import RunConfig
 from rllm_core.memory import MemoryEstimate
 from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape
-from rllm_local import memory
+from rllm_local import fast, memory
 from rllm_local.config import LocalConfig
 from rllm_local.model import device_of
 
@@ -33,7 +34,24 @@ def device_bytes(local: LocalConfig) -> tuple[int, int]:
     return capacity, capacity
 
 
+def attention_of(local: LocalConfig) -> str | None:
+    """Returns in one line who computes attention, for a dry run; None on devices that the kernels are not for."""
+    if device_of(local).type != "cpu" or local.resolved(on_gpu=False).dtype != "float32":
+        return None
+    if fast.is_installed():
+        return "attention on one thread: the kernels of rllm-local[fast]"
+    return "attention on one thread: torch; the extra rllm-local[fast] is not installed"
+
+
 def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
+    """Returns the memory of a run; or in one line why it cannot be computed. Also says who computes attention."""
+    found, line = _estimated(config, local, given_bytes), attention_of(local)
+    if line is None:
+        return found
+    return f"{found}; {line}" if isinstance(found, str) else replace(found, chosen=(*found.chosen, line))
+
+
+def _estimated(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
     """Returns the memory of a run; or in one line why it cannot be computed.
 
     Args:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllm_local.attention import BlockCausalAttention
+from rllm_local import fast
+from rllm_local.attention import BlockCausalAttention, KernelAttention
 from rllm_local.model import recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
 from rllm_local.training import Trainer
@@ -290,9 +291,11 @@ def test_block_causal_attention_equals_torchs(tokens: int, kv_heads: int) -> Non
         assert torch.allclose(left, right, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [BlockCausalAttention, KernelAttention])
 def test_rows_of_any_length_train_alike_with_either_attention(
-    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
 ) -> None:
+    monkeypatch.setattr(fast, "is_installed", lambda: kind is KernelAttention)
     rng = np.random.default_rng(0)
     samples = [
         TrainingSample(
@@ -309,8 +312,8 @@ def test_rows_of_any_length_train_alike_with_either_attention(
     plain, blocks = trainer(), trainer()
     use_matching_attention(blocks.model, "highest")
     calls: list[torch.Size] = []
-    apply = BlockCausalAttention.apply
-    monkeypatch.setattr(BlockCausalAttention, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
+    apply = kind.apply
+    monkeypatch.setattr(kind, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
     assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
     assert calls
     assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
