@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from rllm_core.algorithms.agreement import LogprobDifference
 from rllm_core.config import RunConfig
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, SamplingParams, TrainingSample, token_ids
@@ -18,9 +18,6 @@ PROMPT = [{"role": "user", "content": "Say something."}]
 # Per server. Many short completions rather than a long one: they are sampled together, and differ.
 COMPLETIONS = 8
 TOKENS = 16
-# Share of a server's tokens that the comparison leaves out: those that differ most. With a mixture of experts, rounding
-# sometimes selects another expert, which moves single tokens by a nat or more.
-LEFT_OUT = 1 / 8
 # Default of verl.sync_tolerance, in nats, by verl.dtype; and its factor if the model has experts.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.1}
 EXPERTS_FACTOR = 2.0
@@ -35,29 +32,6 @@ def sync_tolerance(config: RunConfig) -> float:
     if settings.sync_tolerance is not None:
         return settings.sync_tolerance
     return TOLERANCES[settings.dtype] * (1.0 if has_experts(config.model.path) is False else EXPERTS_FACTOR)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Difference between a server's and the trainer's log-probabilities, in nats.
-
-    Attributes:
-        typical: Mean of the absolute differences, without the largest ones (`LEFT_OUT`).
-        largest: Largest absolute difference.
-        tokens: Number of tokens compared.
-    """
-
-    typical: float
-    largest: float
-    tokens: int
-
-    @classmethod
-    def between(cls, ours: Sequence[Floats], theirs: Sequence[Floats]) -> Difference:
-        """Compares arrays ``(sampled_tokens,)``, one per completion."""
-        gaps = np.sort(np.abs(np.concatenate(ours) - np.concatenate(theirs)))  # NaN comes last
-        kept = gaps[: len(gaps) - int(LEFT_OUT * len(gaps))]
-        typical = float("nan") if np.isnan(gaps).any() else float(kept.mean())
-        return cls(typical, float(gaps[-1]), len(gaps))
 
 
 class Canary:
@@ -105,7 +79,7 @@ class Canary:
             "too little precision"
         )
 
-    async def _differences(self, names: Sequence[str], version: int, attempt: int) -> dict[str, Difference]:
+    async def _differences(self, names: Sequence[str], version: int, attempt: int) -> dict[str, LogprobDifference]:
         """Differences of servers, by name."""
         sampled = dict(
             zip(names, await asyncio.gather(*(self._sampled(name, version, attempt) for name in names)), strict=True)
@@ -115,7 +89,7 @@ class Canary:
         differences = {}
         for name, samples in sampled.items():
             theirs = [sample.logprobs for sample in samples if sample.logprobs is not None]
-            differences[name] = Difference.between([next(computed) for _ in samples], theirs)
+            differences[name] = LogprobDifference.between([next(computed) for _ in samples], theirs)
         return differences
 
     async def _sampled(self, name: str, version: int, attempt: int) -> list[TrainingSample]:
