@@ -19,7 +19,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """Optimizer steps in the run."""
     init_from: Annotated[str | None, Field(min_length=1)] = None
     """Run folder, `RUN` or `RUN:STEP`, whose latest checkpoint, or that of the step, has the initial weights. The
-    optimizer and counters start anew. Relative to the run file. Defaults to the weights of the model.
+    optimizer and counters start afresh. Relative to the run file. Defaults to the weights of the model.
     """
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed from which all other seeds of the run are derived."""

@@ -52,8 +52,8 @@ class AgentConfig(GatewayConfig):
     function: Annotated[
         str,
         Field(
-            description="Python function, as ./FILE.py:NAME or package.module:NAME. It gets the columns that it has "
-            "parameters for, and base_url, anthropic_base_url, api_key, folder or row likewise."
+            description="Python function, as ./FILE.py:NAME or package.module:NAME. Each of its parameters gets "
+            "the column of that name, or is base_url, anthropic_base_url, api_key, socket, folder or row."
         ),
     ] = ""
     result_file: Annotated[

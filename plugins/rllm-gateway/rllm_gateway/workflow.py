@@ -15,22 +15,19 @@ class GatewayConfig(WorkflowConfig):
     """Settings of every workflow with a gateway."""
 
     max_calls: Annotated[
-        int | None, Field(ge=1, description="Maximum number of calls to the model per rollout. None means no limit.")
+        int | None, Field(ge=1, description="Maximum calls to the model per rollout. Defaults to no limit.")
     ] = None
     max_request_bytes: Annotated[
         int, Field(ge=1, description="Maximum number of bytes of all requests of a rollout to the model.")
     ] = MAX_REQUEST_BYTES
     hide_tools: Annotated[
         bool,
-        Field(
-            description="Whether the model does not see the tools, for models that were taught to call them without a "
-            "description."
-        ),
+        Field(description="Hide tools from the model, for models that were taught to call them without a description."),
     ] = False
     hide_system: Annotated[
         bool,
         Field(
-            description="Whether the model does not see system messages, for models that were taught a bare format, "
+            description="Hide system messages from the model, for models that were taught a bare format, "
             "such as the starter model."
         ),
     ] = False

@@ -32,8 +32,8 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key of the endpoint. If it is unset, a placeholder is sent to it."""
     frozen_version: Literal[0] | None = None
-    """For `policy`: 0 asks it with the weights that the run started from, whatever is trained meanwhile. Unset asks it
-    with its current weights, so that the judge learns what it rewards.
+    """For `policy`: 0 uses the weights that the run started from, throughout training. Defaults to the current weights,
+    with which the judge learns what it rewards.
     """
     parser: str = ""
     """Parser of the engine's model. Defaults to the one of the run file."""
@@ -44,13 +44,13 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     max_response_tokens: Annotated[int, Field(ge=1)] = 2048
     """Maximum length of a reply, with the judge's reasoning."""
     replies: Annotated[int, Field(ge=1)] = 3
-    """Maximum replies to one question. If none can be read, what was asked is unscored."""
+    """Maximum replies to one question. If none can be read, the rollouts in the question are unscored."""
     request_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Time limit of a request to the endpoint."""
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 16
     """Maximum requests to the endpoint at a time."""
     max_transcript_characters: Annotated[int, Field(ge=1000)] = 100_000
-    """Maximum length of a rollout in a question. Of a longer one, the middle is left out, and the judge is told so."""
+    """Maximum length of a rollout in a question. The middle of a longer one is left out, and the question says so."""
     cache_file: str = ""
     """File that keeps the judge's replies by content, for other runs with the same seed. Empty keeps them for this
     launch.

@@ -31,9 +31,9 @@ class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
     """``algorithm.group_scorer_options`` of ``pairwise``."""
 
     comparisons_per_rollout: Annotated[int, Field(ge=2)] = 6
-    """Number of others that a rollout is compared with; groups that are not larger are compared completely."""
+    """Number of rollouts to compare each one with. In groups up to this size, all pairs are compared."""
     passes: Literal[1, 2] = 2
-    """2: ask about every pair in both orders. It cancels a preference for a place, and the part `agreement` says how
+    """2: ask about every pair in both orders. It cancels a preference for a position, and the part `agreement` says how
     often both orders had the same winner.
     """
     style: Literal["full", "compact"] = "full"

@@ -54,14 +54,14 @@ class DifficultyOptions(Section):
     )
     subsets: str = Field(
         default="",
-        description="Key of the tasks' data that names their subset, such as a level or a source: what is known of a "
-        "subset then goes for its new tasks. Empty: the new tasks are one class.",
+        description="Key of the tasks' data that names their subset, such as a level or a source. Results of a "
+        "subset then also count for its new tasks. If empty, all new tasks are one class.",
     )
     spacing: int = Field(
-        default=500, ge=0, description="Least number of draws between two of one task; at most half of the tasks."
+        default=500, ge=0, description="Minimum number of draws between two draws of a task; at most half the tasks."
     )
     memory: int = Field(
-        default=200, ge=1, description="Number of latest results that the yields of the classes rest on."
+        default=200, ge=1, description="Number of latest results from which the yields of the classes are computed."
     )
 
 

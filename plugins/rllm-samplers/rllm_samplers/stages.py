@@ -38,7 +38,9 @@ class StagesOptions(Section):
         description="The stages in order: tables with `subsets`, and `until_step`, `until_solved` or both; the first "
         "that is reached ends the stage. The last stage has neither.",
     )
-    groups: int = Field(default=64, ge=1, description="Number of latest groups of a stage that until_solved looks at.")
+    groups: int = Field(
+        default=64, ge=1, description="Number of latest groups of a stage to which until_solved applies."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

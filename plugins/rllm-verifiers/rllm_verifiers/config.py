@@ -31,7 +31,7 @@ class VerifiersConfig(WorkflowConfig):
     train_size: Annotated[
         int | None,
         Field(
-            ge=1, description="Maximum number of tasks to train on. None means all; 1,000,000 of an infinite taskset."
+            ge=1, description="Maximum number of training tasks. Defaults to all, or 1,000,000 of an infinite taskset."
         ),
     ] = None
     validation_size: Annotated[
@@ -50,16 +50,17 @@ class VerifiersConfig(WorkflowConfig):
         ),
     ] = 1.0
     hide_tools: Annotated[
-        bool, Field(description="Whether the model does not see the tools, for models taught to call them without.")
+        bool,
+        Field(description="Hide tools from the model, for models that were taught to call them without a description."),
     ] = False
     hide_system: Annotated[
         bool,
-        Field(description="Whether the model does not see system messages, for models that were taught a bare format."),
+        Field(description="Hide system messages from the model, for models that were taught a bare format."),
     ] = False
     warm_start: Annotated[
         str,
         Field(
             description="Function warm_start(rng) that yields example conversations for a model made from scratch, as "
-            "./FILE.py:NAME or package.module:NAME. They teach the form of an answer, and nothing of what is good."
+            "./FILE.py:NAME or package.module:NAME. They teach the form of answers, not which are good."
         ),
     ] = ""

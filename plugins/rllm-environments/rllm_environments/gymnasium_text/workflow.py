@@ -64,8 +64,8 @@ class GymnasiumConfig(WorkflowConfig):
         Field(
             ge=0,
             le=1,
-            description="Share of the warm start's actions that are the observation's own, which chance draws once for "
-            "each observation. A model without such habits first has to learn to look at observations.",
+            description="Share of the warm start's actions that are habits: one action per observation, drawn at "
+            "random. A model without habits first has to learn to read observations.",
         ),
     ] = 0.0
     solved_return: Annotated[

@@ -74,7 +74,7 @@ class ReasoningGymConfig(WorkflowConfig):
         Field(
             gt=0,
             allow_inf_nan=False,
-            description="Most CPU time of a checker, in seconds. Beyond it, the reward is 0.",
+            description="Maximum CPU time of a checker, in seconds. Beyond it, the reward is 0.",
         ),
     ] = 10.0
     allow_code_execution: Annotated[

@@ -58,7 +58,7 @@ class TextArenaConfig(WorkflowConfig):
     ] = "new"
     instructions: Annotated[
         bool,
-        Field(description="Whether the policy is told the rules. A model with a warm start needs none."),
+        Field(description="Whether the prompt explains the rules. A model with a warm start needs no rules."),
     ] = True
     max_turns: Annotated[
         int, Field(ge=1, le=10_000, description="Maximum turns of the policy per seat. Then the game has no result.")
