@@ -117,7 +117,7 @@ def sampled_of(step: Step) -> tuple[Any, ...]:
     return _sampled(step.__dict__)
 
 
-_sampled = itemgetter(*SAMPLED)
+_sampled: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(*SAMPLED)
 
 
 class RolloutEnded(RuntimeError):
