@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from benchmarks import virtual_clock
-from rllm_core.limits.shared_timer import SharedTimer
+from rllm_core.limits.shared_timer import Deadline, SharedTimer
 from rllm_core.limits.timeouts import waiting_at
 
 
@@ -156,8 +156,13 @@ def test_what_needs_no_wait_has_no_deadline_and_what_waits_has_one_from_then_on(
 
     async def run() -> None:
         timer = SharedTimer(1.0)
-        begin, begins = timer._begin, []
-        timer._begin = lambda deadline: (begins.append(deadline), begin(deadline))[1]  # type: ignore[method-assign]
+        begin, begins = timer._begin, list[Deadline]()
+
+        def noted(deadline: Deadline) -> None:
+            begins.append(deadline)
+            begin(deadline)
+
+        timer._begin = noted  # type: ignore[method-assign]
         at_once_deadline = timer.deadline()
         assert await at_once_deadline.limit(at_once("done")) == "done"
         with pytest.raises(ValueError, match="wrong"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from rllm_core.config import RolloutConfig
 from rllm_core.limits.slices import Slices
@@ -96,9 +97,9 @@ def test_answers_of_one_moment_reach_their_rollouts_in_slices() -> None:
             super().__init__()
             self.gate = asyncio.Event()
 
-        async def get_token_outputs_from_token_input(self, *args: object, **options: object) -> object:
+        async def get_token_outputs_from_token_input(self, *args: Any, **options: Any) -> Any:
             await self.gate.wait()
-            return await super().get_token_outputs_from_token_input(*args, **options)  # type: ignore[arg-type]
+            return await super().get_token_outputs_from_token_input(*args, **options)
 
     async def run() -> None:
         engine, passed = Together(), list[int]()
