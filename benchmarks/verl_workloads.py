@@ -47,7 +47,11 @@ CLIP_RANGE = 0.2
 LEARNING_RATE = 1e-6
 WEIGHT_DECAY, BETAS, EPSILON, MAX_GRAD_NORM = 0.01, (0.9, 0.999), 1e-8, 1.0
 
+# vLLM's engine computes itself, on both sides. A worker process would wait for a second after each call in a loop that
+# keeps a core busy, and its CPU seconds would count for whatever else happens then.
+EXECUTOR, ONE_PROCESS = "engine_kwargs.vllm.distributed_executor_backend", "uni"
 ON_CPU: dict[str, Any] = {
+    "verl.overrides": f'{{"actor_rollout_ref.rollout.{EXECUTOR}"="{ONE_PROCESS}"}}',
     "verl.device": '"cpu"',
     "verl.dtype": '"float32"',
     "verl.attention": '"sdpa"',
@@ -259,7 +263,9 @@ def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:
         "hydra.run.dir": folder / "hydra",
         "hydra.output_subdir": "null",
     }
-    if workload.device == "cuda":
+    if workload.device == "cpu":
+        rollout[f"+{EXECUTOR}"] = ONE_PROCESS
+    else:
         actor |= {
             "ppo_max_token_len_per_gpu": GPU_TOKENS,
             "+fsdp_config.mixed_precision": "{param_dtype: bf16, reduce_dtype: fp32, buffer_dtype: fp32}",

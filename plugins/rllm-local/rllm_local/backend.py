@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
@@ -51,7 +51,7 @@ from rllm_local.model import (
     use_matching_attention,
     vocabulary_size,
 )
-from rllm_local.starter import starter_model
+from rllm_local.starter import Conversations, starter_model
 from rllm_local.training import LocalBatch, Trainer
 from rllm_local.vision import ImageSource, Vision, image_source
 
@@ -144,7 +144,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """Starter model of the workflow, or the one that all workflows without conversations of their own share."""
         seed, own = self.local.starter_seed, self.warm_start
         has_own = own is not None and own(random.Random(seed)) is not None
-        return str(starter_model(seed, conversations=own if has_own else None))
+        return str(starter_model(seed, conversations=cast("Conversations", own) if has_own else None))
 
     async def init_rollout_engine(self, parser: BaseParser) -> LocalEngine:
         """See `BackendProtocol.init_rollout_engine`."""

@@ -112,7 +112,7 @@ class Rows:
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     """Returns the sums of all blocks of a row, of which the last one may be shorter, ``(rows, blocks)``."""
     whole = weights.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
-    sums = weights[:, :whole].unflatten(1, (-1, BLOCK_TOKENS)).sum(-1)
+    sums = weights[:, :whole].view(len(weights), -1, BLOCK_TOKENS).sum(-1)
     if whole == weights.shape[1]:
         return sums
     return torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)

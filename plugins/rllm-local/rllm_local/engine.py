@@ -96,7 +96,7 @@ class LocalEngine(RolloutEngine):
         self.parser = parser
         self._executor = executor
         self._device = device
-        self.vocabulary_size = vocabulary_size
+        self.vocabulary_size: int = vocabulary_size
         self._max_model_tokens = max_model_tokens
         self._max_batch_rows = max_batch_rows
         self._takes_media = takes_media

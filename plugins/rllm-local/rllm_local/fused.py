@@ -354,7 +354,8 @@ class FusedDecoder:
             return logits.copy_(F.linear(inputs, self._head))
         if len(x) < TRANSPOSED_ROWS or torch.get_float32_matmul_precision() == "highest":
             return torch.mm(inputs, self._head.t(), out=logits)
-        for part, into in zip(self._head.split(TRANSPOSED_TOKENS), logits.split(TRANSPOSED_TOKENS, 1), strict=True):
+        parts = zip(torch.split(self._head, TRANSPOSED_TOKENS), torch.split(logits, TRANSPOSED_TOKENS, 1), strict=True)
+        for part, into in parts:
             into.copy_(torch.mm(part, inputs.t()).t())
         return logits
 

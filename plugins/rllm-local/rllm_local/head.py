@@ -219,7 +219,7 @@ class _ChunkedHead(torch.autograd.Function):
 
 def _add_product(added: torch.Tensor, of_logits: torch.Tensor, inputs: torch.Tensor) -> None:
     """Adds the gradient of a weight in bfloat16 to one in float32, in parts of the product."""
-    for part, columns in zip(added.split(ADDED_TOKENS), of_logits.split(ADDED_TOKENS, 1), strict=True):
+    for part, columns in zip(torch.split(added, ADDED_TOKENS), torch.split(of_logits, ADDED_TOKENS, 1), strict=True):
         part.add_(torch.mm(columns.t(), inputs))
 
 

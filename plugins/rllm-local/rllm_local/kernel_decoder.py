@@ -27,8 +27,8 @@ class KernelDecoder(FusedDecoder):
         """Returns whether the kernels are installed and fit the model and the precision of its products."""
         config: Any = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        weight = model.get_input_embeddings().weight
-        return FusedDecoder.supports(model) and fast.fits(weight.new_empty(0, head_dim, dtype=dtype))
+        probe = torch.empty(0, head_dim, dtype=dtype, device=model.device)
+        return FusedDecoder.supports(model) and fast.fits(probe)
 
     def _new_cache(self, layers: int, device: torch.device) -> Cache:
         return Cache(layers, self._kv_heads, self._head_dim, self._dtype, device, block=LANES)
@@ -38,7 +38,8 @@ class KernelDecoder(FusedDecoder):
 
     def _keep_prompts(self, index: int, chunk: slice, k: torch.Tensor, v: torch.Tensor) -> None:
         tokens = k.shape[2]
-        blocks = F.pad(k, (0, 0, 0, -tokens % LANES)).unflatten(2, (-1, LANES)).transpose(-1, -2)
+        padded = F.pad(k, (0, 0, 0, -tokens % LANES))
+        blocks = padded.reshape(*k.shape[:2], -1, LANES, k.shape[3]).transpose(-1, -2)
         self._blocks(self._cache.keys[index][chunk])[:, :, : blocks.shape[2]] = blocks
         values = self._cache.values[index][chunk]
         values.view(len(values), self._kv_heads, -1, self._head_dim)[:, :, :tokens] = v

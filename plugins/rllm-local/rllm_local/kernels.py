@@ -25,12 +25,12 @@ two_zeros, many_zeros = v.zeros(2), v.zeros(QUERIES)
 def _kept(function: Any) -> Any:
     """Compiles a function that other modules call; keeps its code in a folder that no other code of it shares."""
     sources = b"".join(Path(file).read_bytes() for file in (__file__, v.__file__))
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_dir() / "kernels" / hashlib.sha256(sources).hexdigest()[:16])
+    before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(cache_dir() / "kernels" / hashlib.sha256(sources).hexdigest()[:16])  # type: ignore[attr-defined]
     try:
         return numba.njit(nogil=True, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
 @_kept

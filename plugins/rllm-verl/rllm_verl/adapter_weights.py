@@ -51,7 +51,8 @@ def merged(module: torch.nn.Module, device: Any) -> Iterator[tuple[str, torch.Te
 def merged_weight(layer: Any, weight: torch.Tensor, device: Any) -> torch.Tensor:
     """The whole weight of a layer with its adapters merged in."""
     down, up = (gather(part[NAME].weight, device) for part in (layer.lora_A, layer.lora_B))
-    return gather(weight, device) + (up @ down) * layer.scaling[NAME]
+    merged: torch.Tensor = gather(weight, device) + (up @ down) * layer.scaling[NAME]
+    return merged
 
 
 @torch.no_grad()

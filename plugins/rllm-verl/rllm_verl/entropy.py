@@ -23,5 +23,5 @@ def recomputed_entropy(logits: torch.Tensor, chunk_size: int = 2048) -> torch.Te
         ``(tokens,)`` entropy in nats, float32.
     """
     chunked = verl_api.use("entropy_from_logits_with_chunking")
-    parts = [checkpoint(chunked, part, chunk_size, use_reentrant=False) for part in logits.split(chunk_size)]
+    parts = [checkpoint(chunked, part, chunk_size, use_reentrant=False) for part in torch.split(logits, chunk_size)]
     return torch.cat(parts)

@@ -116,7 +116,7 @@ def linear_layers(config: RunConfig) -> frozenset[str] | None:
     trusts = verl_settings(config).trust_remote_code
     described = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusts, local_files_only=True)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=trusts)
+        model: Any = AutoModelForCausalLM.from_config(described, trust_remote_code=trusts)  # type: ignore[no-untyped-call]
     head = model.get_output_embeddings()
     named = model.named_modules()
     return frozenset(

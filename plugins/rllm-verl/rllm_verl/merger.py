@@ -14,7 +14,7 @@ from verl.model_merger.base_model_merger import generate_config_from_args, parse
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
 
-class Float32Merger(FSDPModelMerger):
+class Float32Merger(FSDPModelMerger):  # type: ignore[misc]
     """Keeps the precision of the checkpoint."""
 
     def get_transformers_auto_model_class(self) -> Any:
@@ -29,7 +29,7 @@ class Float32Merger(FSDPModelMerger):
 
 def main() -> None:
     """Merges a checkpoint."""
-    torch.Tensor.bfloat16 = torch.Tensor.float  # how the merger rounds each shard
+    torch.Tensor.bfloat16 = torch.Tensor.float  # type: ignore[method-assign]  # how the merger rounds each shard
     merger = Float32Merger(generate_config_from_args(parse_args()))
     merger.merge_and_save()
     merger.cleanup()

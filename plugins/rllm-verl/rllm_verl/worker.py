@@ -36,6 +36,8 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         run: Run file, for settings that verl's configuration does not have.
     """
 
+    loss_fn: Any
+
     def __init__(self, config: Any, role: str, run: RunConfig, **kwargs: Any) -> None:
         super().__init__(config=config, role=role, **kwargs)
         self._run = run
