@@ -1,1 +1,1 @@
-"""From a run file to the parts of a run."""
+"""Turns a run file into the parts of a run."""

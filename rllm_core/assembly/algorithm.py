@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The components that the core computes itself: everything but the loss.
+    """The algorithm components that the core computes itself: everything but the loss.
 
     Attributes:
         estimators: Advantage estimators by role.
@@ -105,10 +105,10 @@ def policy_loss(config: RunConfig, plugins: PluginManager) -> PolicyLoss:
 
 
 def passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> tuple[int, int]:
-    """Returns groups per forward-backward pass, and groups to wait for before the first pass of a step.
+    """Returns the groups per forward-backward pass, and the groups to wait for before the first pass of a step.
 
-    A backend that cannot normalize the loss after the passes gets a step in one pass. An estimator that needs the whole
-    batch, or a backend that shares its devices with the engine, waits for all groups of a step.
+    A backend that cannot normalize the loss after the passes gets a step in one pass. With an estimator that needs the
+    whole batch, or a backend that shares its devices with the engine, training waits for all groups of a step.
     """
     whole = config.training.groups_per_step
     per_pass = config.groups_per_pass if capabilities.deferred_normalisation else whole

@@ -1,4 +1,4 @@
-"""Components of an algorithm: finds them by name, loads them and sets their options. Errors are one line each."""
+"""Finds the components of an algorithm by name, loads them and sets their options. Errors are one line each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECE_KINDS: tuple[type[providers.Provider], ...] = (
 
 
 def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
-    """Returns the class behind a record. Loading a loss imports torch.
+    """Returns the class that a provider record names. Loading a loss imports torch.
 
     Raises:
         PluginError: If it cannot be imported, or has the wrong base class.
@@ -44,7 +44,7 @@ def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configu
 
 
 def select_component(plugins: PluginManager, kind: type[ProviderT], key: str, name: str) -> Provided[ProviderT]:
-    """Selects the component that the setting ``key = name`` names."""
+    """Selects the component for the setting ``key = name``."""
     try:
         return plugins.select(kind, name)
     except PluginError as error:
@@ -67,7 +67,7 @@ def configured(
 def create(
     plugins: PluginManager, provided: Provided[Any], key: str, name: str, options: Mapping[str, Any], where: str
 ) -> Any:
-    """Creates the component that the setting ``key = name`` selects; ``where`` is the position of its options.
+    """Creates the component for the setting ``key = name``; ``where`` is the location of its options in the run file.
 
     Raises:
         ConfigError: If the options are wrong.
@@ -107,7 +107,7 @@ def overlong_penalty(config: RunConfig) -> OverlongPenalty | None:
     """Returns the overlong penalty of a run, or None.
 
     Raises:
-        ConfigError: If it would start before the first token.
+        ConfigError: If the penalty would start before the first token.
     """
     overlong = config.algorithm.overlong
     if not overlong.penalty_tokens:
@@ -132,7 +132,7 @@ def kl_notes(kl: KLConfig) -> list[str]:
 
 
 def _who_has(plugins: PluginManager, kind: type[providers.Provider], option: str) -> list[str]:
-    """Names of the components that have an option, without broken ones."""
+    """Returns the names of the components that have an option, leaving out broken ones."""
     owners = []
     for name, provided in plugins.providers(kind).items():
         with contextlib.suppress(PluginError):

@@ -1,7 +1,7 @@
 """Describes a workflow to a run in another Python interpreter, see `rllm_core.assembly.elsewhere`. Runs as a script.
 
-It reads a question from standard input, and answers with the record of the workflow and its own run file, or with what
-is wrong with the settings, as JSON.
+The script reads a question from standard input. It answers, as JSON, with the workflow's provider record and its own
+run file, or with the problem in the settings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answers the question on standard input."""
     with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)  # what plugins print is no answer
+        os.dup2(2, 1)  # keep the output of plugins out of the answer
         try:
             answer = _answer(json.load(sys.stdin))
         except UserError as error:

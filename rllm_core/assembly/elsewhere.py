@@ -21,14 +21,14 @@ FLAGS = ("blocks", "global_state", "waits_for_others")
 
 @dataclass(frozen=True, kw_only=True)
 class ElsewhereProvider(WorkflowProvider):
-    """A workflow that another interpreter has.
+    """A workflow in another interpreter.
 
     Attributes:
         python: The interpreter.
         path: Dotted path of the workflow's class there.
         samples: See `rllm_core.workflow.Workflow`.
-        warm_starts: Whether it has conversations for a model made from scratch.
-        preset: Its own run file.
+        warm_starts: Whether the workflow has conversations for a model made from scratch.
+        preset: The workflow's own run file.
     """
 
     python: str
@@ -46,14 +46,14 @@ def provided_elsewhere(
     Args:
         python: The interpreter.
         name: Name of the workflow in the run file.
-        given: Tables that the user gave.
+        given: Tables from the user.
 
     Returns:
-        The workflow, its own name in the run file, and the variant that the name ended with.
+        The workflow, its own name in the run file, and the variant at the end of ``name``, if any.
 
     Raises:
         ConfigError: If the interpreter cannot be started, or rejects the workflow's section.
-        PluginError: If it does not have the workflow, or the workflow is broken.
+        PluginError: If the interpreter does not have the workflow, or the workflow is broken.
     """
     question = json.dumps({"workflow": name, "given": given}, default=str)
     command = [python, "-m", "rllm_core.assembly.describe"]

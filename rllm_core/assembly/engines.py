@@ -14,10 +14,10 @@ CLOSING_TIMEOUT_SECONDS = 60.0
 
 
 def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
-    """Builds the parser called ``name`` for a model (reads its tokenizer).
+    """Builds the parser called ``name`` for a model (reads the model's tokenizer).
 
     Raises:
-        PluginError: If it is broken.
+        PluginError: If the parser is broken.
     """
     provided = resolved.parsers[name]
     parser_class: type[BaseParser] = resolved.plugins.load(provided)
@@ -29,7 +29,7 @@ def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
     """Loads the class of a standalone engine.
 
     Raises:
-        PluginError: If it is broken.
+        PluginError: If the engine is broken.
     """
     found: type[RolloutEngine] = resolved.plugins.load(resolved.engines[name])
     return found
@@ -45,7 +45,7 @@ def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> Roll
 
     Raises:
         ConfigError: If the engine rejects its settings.
-        PluginError: If it is broken.
+        PluginError: If the engine is broken.
     """
     found, config = engine_class(resolved, name), resolved.config
     section = config.plugins.get(name)

@@ -1,4 +1,4 @@
-"""Checks that settings fit supervised training and distillation; others are rejected early."""
+"""Checks that settings fit supervised training and distillation; rejects unsuitable settings early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rllm_core.workflow import Workflow
 
 
 def check_imitation(resolved: Resolved, capabilities: Capabilities, chosen: Algorithm, workflow: Workflow) -> None:
-    """Rejects settings without a meaning, or with a different one, in training without rewards or sampling.
+    """Rejects settings that have no meaning, or a different one, in training without rewards or sampling.
 
     Raises:
         ConfigError: For the first such setting.
@@ -33,7 +33,7 @@ def _named(config: RunConfig, chosen: Algorithm) -> list[tuple[str, AdvantageEst
 
 
 def _check_rewards(config: RunConfig, chosen: Algorithm) -> None:
-    """Rejects reward settings that would have no effect, or that do not apply to such rollouts.
+    """Rejects reward settings that would have no effect, or that do not apply to rollouts without rewards or sampling.
 
     The filter of uniform groups uses the workflow's rewards even if no estimator does.
     """

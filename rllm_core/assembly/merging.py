@@ -1,4 +1,4 @@
-"""Merges tables of run files: a component that another table replaces takes its options with it."""
+"""Merges tables of run files: if a table replaces a component, the options of the old component are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a run: loads the providers of a run file, and checks that they fit, before anything is allocated."""
+"""Loads the providers of a run file, and checks that they fit together, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from rllm_core.workflow import ENDLESS, Workflow
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a run, selected and checked, before anything is allocated.
+    """Parts of a run, selected and checked before anything is allocated.
 
     Attributes:
         trackers: Trackers by their names in the run file.
         not_checked: Settings that the backend could not check, for ``--dry-run``.
-        notes: Remarks about settings whose effect differs from their plain meaning.
-        left_running: Backend and trackers that did not stop in time; `rllm_core.runs.launch.train` adds them. Their
+        notes: Notes on settings whose effect differs from their plain meaning.
+        left_running: Backend and trackers that did not stop in time, added by `rllm_core.runs.launch.train`. Their
             threads may keep the process from exiting.
     """
 
@@ -73,16 +73,16 @@ class Parts:
         return self.resolved.plugins
 
     def derived(self) -> dict[str, int]:
-        """Returns numbers computed from the run file and the capabilities of its backend."""
+        """Returns the numbers that follow from the run file and the capabilities of its backend."""
         per_pass, _ = passes(self.config, type(self.backend).capabilities(self.config), self.algorithm)
         groups = self.config.training.groups_per_step
         return self.config.derived() | {"forward_backward_passes_per_step": groups // per_pass}
 
     def memory(self, device_bytes: int | None) -> MemoryEstimate | str:
-        """Returns the memory that the backend needs, or why it is not known.
+        """Returns an estimate of the memory that the backend needs, or the reason why there is none.
 
         Raises:
-            ConfigError: If it does not fit on the devices.
+            ConfigError: If the run does not fit on the devices.
         """
         with self.resolved.backend.at_work("memory", type(self.backend)):
             found = self.backend.memory(device_bytes)
@@ -104,10 +104,10 @@ class Parts:
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
-    """Selects the providers of a run file, and returns `parts_of` them.
+    """Selects the providers of a run file, and returns the parts from `parts_of`.
 
     Args:
-        config: Run file, such as `rllm_core.assembly.resolution.load_run_config` returns.
+        config: Run file, for example from `rllm_core.assembly.resolution.load_run_config`.
         plugins: Plugin manager that has the providers.
     """
     return parts_of(providers_of(config, plugins))
@@ -161,7 +161,7 @@ def parts_of(resolved: Resolved) -> Parts:
 
 
 def workflow_of(resolved: Resolved) -> Workflow:
-    """Constructs the workflow of a run file, with its own section."""
+    """Constructs the workflow of a run file, with the workflow's section."""
     config, provided = resolved.config, resolved.workflow
     workflow_class: type[Workflow] = resolved.plugins.load(provided)
     with provided.at_work("its construction", workflow_class):
@@ -180,7 +180,7 @@ def workflow_of(resolved: Resolved) -> Workflow:
 
 
 def host_of(resolved: Resolved, workflow: Workflow) -> RolloutHost:
-    """Constructs the rollout host of a run file, for its workflow.
+    """Constructs the rollout host of a run file for the run's workflow.
 
     Raises:
         ConfigError: If the host runs rollouts elsewhere, where the workflow's class cannot be imported.
@@ -228,7 +228,7 @@ def _trackers_of(resolved: Resolved) -> dict[str, Tracker]:
 
 
 def _notes_on_passes(config: RunConfig, capabilities: Capabilities, algorithm: Algorithm) -> list[str]:
-    """Says why a step is not split into forward-backward passes as the run file asks."""
+    """Explains why a step is not split into forward-backward passes as the run file asks."""
     per_pass, per_take = passes(config, capabilities, algorithm)
     if per_pass != config.groups_per_pass:
         return [f"one forward-backward pass per step: backend {config.backend!r} cannot normalize the loss afterwards"]

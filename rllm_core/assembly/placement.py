@@ -1,4 +1,4 @@
-"""Which rollout host a run uses, and what its workflow asks of it."""
+"""Chooses the rollout host of a run, according to the needs of its workflow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ WORKERS = "processes"
 
 
 def with_host(config: RunConfig, workflow: WorkflowProvider) -> RunConfig:
-    """Fills in the rollout host that the workflow needs, or checks that it can run in the chosen one.
+    """Fills in the rollout host that the workflow needs, or checks that the workflow can run in the chosen host.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If the workflow cannot run in the chosen host.
     """
     rollout = config.rollout
     changes: dict[str, str | int] = {"host": rollout.host or (WORKERS if _worker_keys(config) else INLINE)}
@@ -43,13 +43,13 @@ def with_host(config: RunConfig, workflow: WorkflowProvider) -> RunConfig:
 
 
 def _worker_keys(config: RunConfig) -> list[str]:
-    """Returns the keys of workers that are set."""
+    """Returns the keys about workers that the run file sets."""
     keys = ("workers", "rollouts_per_worker", "replace_worker_after_rollouts", "worker_memory_bytes", "python")
     return [f"rollout.{key}" for key in keys if getattr(config.rollout, key)]
 
 
 def host_notes(config: RunConfig, workflow: WorkflowProvider) -> list[str]:
-    """Notes for ``--dry-run`` on what the workflow says about itself."""
+    """Returns notes for ``--dry-run`` on the workflow's declarations about itself."""
     notes = []
     if workflow.global_state:
         notes.append(

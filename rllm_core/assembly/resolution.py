@@ -72,9 +72,9 @@ class Resolved:
         estimators: Advantage estimators of all roles.
         corrections: Off-policy corrections.
         scorer: Group scorer, or None.
-        notes: What ``--dry-run`` says about the settings.
-        sources: Where a value comes from, by dotted key: ``workflow``, ``file``, ``option`` (or settings from Python),
-            or ``backend`` for its parser. A key that is not here has its default.
+        notes: Notes on the settings, for ``--dry-run``.
+        sources: Origin of each value, by dotted key: ``workflow``, ``file``, ``option`` (or settings from Python), or
+            ``backend`` for the backend's default parser. A key that is missing here has its default.
     """
 
     config: RunConfig
@@ -94,7 +94,7 @@ class Resolved:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def with_sections(self) -> Iterator[tuple[str, Provided[Any]]]:
-        """Yields the names in the run file, and the providers, whose sections the run reads."""
+        """Yields the name in the run file, and the provider, for each section of a provider that the run reads."""
         config = self.config
         yield section_name(config.workflow), self.workflow
         yield config.backend, self.backend
@@ -113,7 +113,7 @@ def load_run_config(
     parser: str | None = None,
     engine: str | None = None,
 ) -> RunConfig:
-    """Returns only the configuration of `resolve_run`."""
+    """Like `resolve_run`, but returns only the configuration."""
     return resolve_run(target, plugins, overrides=overrides, backend=backend, parser=parser, engine=engine).config
 
 
@@ -135,7 +135,7 @@ def resolve_run(
             the working directory.
         plugins: Plugin manager that provides workflows, backends and their sections.
         overrides: ``section.key=value`` strings with TOML values; a bare word is a string.
-        settings: The same as Python values: ``{"section.key": value}``, or tables.
+        settings: Overrides as Python values: ``{"section.key": value}``, or tables.
         backend: Replacement for the file's ``backend``.
         parser: Replacement for the file's ``parser``.
         engine: Engine to use instead of the backend's (``rllm-core eval --engine``); its section is read, too.
@@ -171,7 +171,7 @@ def resolve_run(
 
 
 def _sources(whole: Mapping[str, Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Returns the first of ``layers`` that has a key, for each key of the merged run file."""
+    """Returns, for each key of the merged run file, the first of ``layers`` that has the key."""
     keys = [(name, set(leaf_keys(tables))) for name, tables in layers]
     found = {key: [name for name, of_layer in keys if key in of_layer] for key in leaf_keys(whole)}
     return {key: names[0] for key, names in found.items() if names}
@@ -182,8 +182,8 @@ def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, give
 
     Args:
         workflow: Selected workflow.
-        plugins: Plugin manager that has it.
-        given: Tables that the user gave.
+        plugins: Plugin manager that has the workflow.
+        given: Tables from the user.
     """
     if isinstance(workflow.record, ElsewhereProvider):
         return workflow.record.preset
@@ -201,9 +201,9 @@ def checked_section(
 
     Args:
         workflow: Selected workflow.
-        plugins: Plugin manager that has it.
-        preset: Its own run file.
-        given: Tables that the user gave.
+        plugins: Plugin manager that has the workflow.
+        preset: The workflow's own run file.
+        given: Tables from the user.
         key: Name of the section.
 
     Raises:
@@ -229,7 +229,7 @@ def providers_of(
         config: Run file; without a parser, it gets the default of its backend.
         plugins: Plugin manager that has the providers.
         engine: Engine to use instead of the backend's.
-        workflow: Workflow, if it is selected already.
+        workflow: Workflow, if already selected.
 
     Raises:
         ConfigError: If the backend does not work with the parser.
@@ -263,21 +263,21 @@ def providers_of(
 def _tables_of(target: str) -> dict[str, Any]:
     if target.endswith(".toml"):
         return _with_absolute_paths(read_toml(Path(target)), Path(target).parent)
-    reference = target if is_file_reference(target) else f"./{target}"  # here, a file needs no ./
+    reference = target if is_file_reference(target) else f"./{target}"  # a target that is a file needs no ./
     if is_file_reference(reference):
         return {"workflow": with_absolute_files(reference, Path.cwd())}
     return {"workflow": target}
 
 
 def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns tables in which all paths of the core's keys, and references to files, are absolute."""
+    """Returns tables in which references to files, and all paths in the core's keys, are absolute."""
     absolute: dict[str, Any] = with_absolute_files(tables, folder)
     training = absolute.get("training")
     if isinstance(training, dict) and isinstance(reference := training.get("init_from"), str) and reference:
         training["init_from"] = str((folder / Path(reference).expanduser()).resolve())
     rollout = absolute.get("rollout")
     if isinstance(rollout, dict) and isinstance(python := rollout.get("python"), str) and "/" in python:
-        # Not resolved: the interpreter of a virtual environment is a link, and another one without it.
+        # Do not resolve links: a virtual environment's interpreter is a link, and its target is another interpreter.
         rollout["python"] = os.path.abspath(folder / Path(python).expanduser())  # noqa: PTH100
     return absolute
 
@@ -321,7 +321,7 @@ def _with_sections(resolved: Resolved, sections: Mapping[str, Any], asked_for: C
 def _unknown_section(key: str, value: Any, resolved: Resolved, owners: Mapping[str, Provided[Any]]) -> ConfigError:
     for name, provided in resolved.with_sections():
         if key == name:
-            resolved.plugins.load(provided)  # raises a better error if its class has settings that its record omits
+            resolved.plugins.load(provided)  # raises a better error if the class has settings that the record omits
             return ConfigError(f"unknown key {key!r}; {provided.record.kind} {key!r} has no settings")
     core = [name for name in RunConfig.model_fields if name != "plugins"]
     return ConfigError(unknown_key(key, [*core, *owners], _core_keys(), value))

@@ -14,8 +14,8 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
     """Creates the task sampler of a run for its training tasks.
 
     Raises:
-        ConfigError: If its options are wrong, or do not fit the tasks.
-        PluginError: If it is missing or broken.
+        ConfigError: If the sampler's options are wrong, or do not fit the tasks.
+        PluginError: If the sampler is missing or broken.
     """
     training = resolved.config.training
     sampler: TaskSampler = create(

@@ -24,8 +24,8 @@ def scorer_of(resolved: Resolved) -> GroupScorer | None:
     """Creates the group scorer of a run; None if the run file names none.
 
     Raises:
-        ConfigError: If its options are wrong, or nothing can be opened under the name of its engine.
-        PluginError: If it is missing or broken.
+        ConfigError: If the scorer's options are wrong, or no engine can be opened under the name that it gives.
+        PluginError: If the scorer is missing or broken.
     """
     algorithm, provided = resolved.config.algorithm, resolved.scorer
     if provided is None:
@@ -48,12 +48,12 @@ def scorer_of(resolved: Resolved) -> GroupScorer | None:
 
 
 def asks_start(scorer: GroupScorer | None) -> bool:
-    """Returns whether a scorer asks a version of the policy that is not trained: the one that the run starts from."""
+    """Whether a scorer samples from a frozen version of the policy: the initial weights of the run."""
     return scorer is not None and scorer.model is None and scorer.frozen_version is not None
 
 
 def _check_frozen(resolved: Resolved, version: int | None) -> None:
-    """Checks that the run can sample from a version of its policy while it trains others."""
+    """Checks that the run can sample from ``version`` of its policy while it trains later versions."""
     name = resolved.config.backend
     if version != 0:
         raise ConfigError(
@@ -72,12 +72,12 @@ def _check_frozen(resolved: Resolved, version: int | None) -> None:
 async def open_scorer_engine(
     resolved: Resolved, scorer: GroupScorer | None, backend: BackendProtocol[Any] | None
 ) -> AsyncIterator[RolloutEngine | None]:
-    """Yields the engine of the scorer's model while it is awake; None without a scorer, or if it asks the policy.
+    """Yields the engine of the scorer's model, awake; None without a scorer, or if it samples from the policy.
 
     Args:
         resolved: Run file and providers.
         scorer: Group scorer, or None.
-        backend: Backend of the run, which has its engine; None for an evaluation without one.
+        backend: Backend of the run, for its engine; None for an evaluation without a backend.
 
     Raises:
         ConfigError: If the engine rejects its settings or the model, or if the scorer needs a backend.
@@ -103,7 +103,7 @@ async def open_scorer_engine(
 
 
 def _with_engine(resolved: Resolved, model: ScorerModel) -> Resolved:
-    """Returns the run with the scorer's model, and with the providers that it needs."""
+    """Returns the run with the scorer's model in place of its own, and with the providers for that model."""
     plugins, config = resolved.plugins, resolved.config
     engines = {model.engine: plugins.select(EngineProvider, model.engine)}
     parsers = {name: plugins.select(ParserProvider, name) for name in (model.parser or config.parser,)}

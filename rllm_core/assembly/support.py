@@ -18,13 +18,13 @@ from rllm_core.plugins import PluginManager
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """Settings that a backend supports, from its declared capabilities and the installed providers.
+    """The settings that a backend supports, derived from its declared capabilities and the installed providers.
 
     Attributes:
         losses: Values of ``algorithm.loss``.
         aggregations: Values of ``algorithm.aggregation``.
         corrections: Possible entries of ``algorithm.corrections``.
-        proximal_policies: Values of ``algorithm.proximal_policy``; any but ``rollout`` allows corrections.
+        proximal_policies: Values of ``algorithm.proximal_policy``; all values but ``rollout`` allow corrections.
         kl_places: Values of ``algorithm.kl.place`` with a coefficient above 0.
         flags: Other declared capabilities, as in `rllm_core.backend.Capabilities`.
     """
@@ -38,7 +38,7 @@ class Support:
 
     @classmethod
     def of(cls, capabilities: Capabilities, plugins: PluginManager) -> Support:
-        """Resolves the declared capabilities of a backend. Names are sorted."""
+        """Derives the supported settings from the declared capabilities of a backend. Names are sorted."""
         losses = set(capabilities.losses)
         if capabilities.torch_losses:
             losses |= plugins.providers(providers.PolicyLossProvider).keys()

@@ -14,9 +14,9 @@ from rllm_core.plugins.blame import blamed
 from rllm_core.types import Task
 from rllm_core.workflow import ENDLESS, Split, Workflow
 
-MAX_GENERATED_TASKS = 1_000_000  # a generator may never end, and all its tasks stay in memory
+MAX_GENERATED_TASKS = 1_000_000  # a generator may be endless, and all its tasks stay in memory
 MAX_LAZY_TASKS_CHECKED = 5_000
-MAX_CHECK_SECONDS = 2.0  # per split: a task that is made on demand may take a second
+MAX_CHECK_SECONDS = 2.0  # per split, because creating one task on demand may take a second
 
 
 class Tasks:
@@ -24,7 +24,7 @@ class Tasks:
 
     Args:
         workflow: Workflow that provides the tasks.
-        name: Its name in the run file, for messages.
+        name: Name of the workflow in the run file, for messages.
     """
 
     def __init__(self, workflow: Workflow, name: str) -> None:
@@ -35,8 +35,9 @@ class Tasks:
     def of(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of a split.
 
-        Lists and tuples are checked completely. Of other sequences, which may create tasks on demand, the first
-        `MAX_LAZY_TASKS_CHECKED` are checked, or as many as `MAX_CHECK_SECONDS` allow. Other iterables become a list.
+        Lists and tuples are checked completely. Other sequences may create tasks on demand, so only their first
+        `MAX_LAZY_TASKS_CHECKED` tasks are checked, or fewer if `MAX_CHECK_SECONDS` have passed. Other iterables become
+        a list.
 
         Raises:
             ConfigError: If two tasks have the same id.
@@ -50,7 +51,7 @@ class Tasks:
         """Rejects ids that are in both splits.
 
         Raises:
-            ConfigError: If there are any; names the first and its positions.
+            ConfigError: If there are any; the message names the first id and its positions.
             PluginError: See `of`.
         """
         train, validation = self._ask("train"), self._ask("validation")
@@ -68,10 +69,10 @@ class Tasks:
             )
 
     def _ask(self, split: Split) -> dict[str, int]:
-        """Loads a split, unless it is loaded, and checks it.
+        """Loads a split, unless it is loaded already, and checks it.
 
         Returns:
-            Positions by id; not stored, since there may be millions.
+            Task positions by id; not stored, since there may be millions.
         """
         positions: dict[str, int] = {}
         with self._blaming(split):
@@ -140,7 +141,7 @@ class Tasks:
 
 
 def checkable(tasks: Sequence[Task], most: int) -> Iterator[int]:
-    """Yields the positions to check: all of a list; the first of others, at most this many, for a limited time."""
+    """Yields the positions to check: all of a list or tuple, otherwise the first ``most`` within a limited time."""
     if isinstance(tasks, list | tuple):
         yield from range(len(tasks))
         return
@@ -154,7 +155,7 @@ def checkable(tasks: Sequence[Task], most: int) -> Iterator[int]:
 def spread(tasks: Sequence[Task], rollouts: int) -> list[tuple[Task, int]]:
     """Distributes ``rollouts`` evenly over ``tasks``; returns pairs of task and rollout index.
 
-    With fewer rollouts than tasks, evenly spaced tasks get one each; of endless tasks, the first.
+    With fewer rollouts than tasks, evenly spaced tasks get one rollout each; if tasks are endless, the first tasks do.
     """
     if not len(tasks):
         return []

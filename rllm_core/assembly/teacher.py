@@ -1,4 +1,4 @@
-"""Opens the teacher that ``[teacher]`` describes."""
+"""Opens the teacher that the section ``[teacher]`` describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_teacher(resolved: Resolved) -> None:
     """Checks that the teacher can score.
 
     Raises:
-        ConfigError: If its engine cannot score tokens, or its model is not set.
+        ConfigError: If the teacher's engine cannot score tokens, or the teacher's model is not set.
     """
     name = resolved.config.teacher.engine
     if not engine_class(resolved, name).computes_logprobs:

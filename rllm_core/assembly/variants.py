@@ -1,7 +1,7 @@
 """Selects the workflow of a run file: ``NAME``, ``NAME/VARIANT`` or ``DISTRIBUTION/NAME``.
 
-A variant is one of several environments that a workflow has. ``NAME/VARIANT`` stands for two settings, so that the rest
-of the core knows nothing of variants: ``workflow = "NAME"``, and ``environment = "VARIANT"`` in the section ``[NAME]``.
+A variant is one of several environments of a workflow. ``NAME/VARIANT`` is short for two settings, so that the rest of
+the core need not know about variants: ``workflow = "NAME"``, and ``environment = "VARIANT"`` in the section ``[NAME]``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def select_workflow(
 
     Args:
         plugins: Plugins of this interpreter.
-        name: Name of the workflow in the run file, perhaps with a variant.
-        tables: Tables that the user gave.
+        name: Name of the workflow in the run file, possibly with a variant.
+        tables: Tables from the user.
 
     Returns:
-        The workflow, and the tables that its name stands for.
+        The workflow, and the tables that ``name`` expands to.
 
     Raises:
         ConfigError: If the workflow does not have the variant, or its section names another one.
@@ -62,16 +62,16 @@ def select_workflow(
 def check_named(
     provided: Provided[WorkflowProvider], plugins: PluginManager, name: str, tables: Mapping[str, Any]
 ) -> None:
-    """Rejects a run of a workflow with variants that names none, unless the workflow has a default.
+    """Rejects a run that names no variant of a workflow with variants, unless the workflow has a default.
 
     Args:
         provided: Selected workflow.
-        plugins: Plugin manager that has it.
-        name: Its name in the run file.
+        plugins: Plugin manager that has the workflow.
+        name: Name of the workflow in the run file.
         tables: The merged tables of the run.
 
     Raises:
-        ConfigError: If it must name one; names some.
+        ConfigError: If the run must name a variant; the message lists some.
     """
     record, table = provided.record, tables.get(section_name(name), {})
     if record.variants is None or record.config is None or not isinstance(table, Mapping) or "environment" in table:
@@ -104,7 +104,7 @@ def variants_of(provided: Provided[WorkflowProvider], plugins: PluginManager) ->
 
 
 def _split(plugins: PluginManager, name: str) -> tuple[str, str | None]:
-    """Splits the name of a workflow from that of a variant, which is None without one."""
+    """Splits ``name`` into the name of the workflow and the variant; None without a variant."""
     if "/" not in name or is_file_reference(name) or is_class_reference(name):
         return name, None
     found = plugins.providers(WorkflowProvider)

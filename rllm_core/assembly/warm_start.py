@@ -1,4 +1,4 @@
-"""Conversations of a workflow for a model made from scratch, checked as they are made."""
+"""Conversations from a workflow for a model made from scratch, checked as they are generated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rllm_core.workflow import Conversation, Workflow
 
 
 def warm_start_of(workflow: Workflow, name: str) -> WarmStart:
-    """Returns `Workflow.warm_start`, whose errors are one line.
+    """Returns `Workflow.warm_start`, wrapped so that its errors are one line each.
 
     Args:
         workflow: Workflow of the run.
-        name: Its name in the run file, for messages.
+        name: Name of the workflow in the run file, for messages.
     """
 
     def conversations(rng: random.Random) -> Iterator[Conversation] | None:

@@ -1,4 +1,4 @@
-"""The completer that a workflow gets in a worker: its calls travel to the run, which has the conversation's tokens."""
+"""Completer for a workflow in a worker: sends its calls to the run, which keeps the conversation's tokens."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NO_TOOLS = object()
 
 
 class SampledSteps:
-    """The steps that the model sampled in one rollout.
+    """Steps that the model sampled in one rollout.
 
     Attributes:
-        fields: Their fields when they were sampled, by id.
-        by_response: Their ids by the ``id`` of their responses, which `fields` keeps alive.
+        fields: Fields of each step as it was sampled, by step id.
+        by_response: Step ids by the Python ``id`` of their responses, which `fields` keeps alive.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SampledSteps:
         self.by_response[id(step.response)] = step.step_id
 
     def returned(self, step: Step) -> wire.ReturnedStep:
-        """Names a step that the workflow returns, with the fields that it has set."""
+        """Describes a step that the workflow returns: its id, and the fields that the workflow has set."""
         before = self.fields.get(step.step_id)
         if before is None:
             return wire.ReturnedStep("", step.model_dump())
@@ -58,9 +58,9 @@ class RemoteCompleter(Completer):
     """One conversation of a rollout in a worker.
 
     Args:
-        start: The rollout.
-        scope: Its lifetime.
-        ask: Sends a call, whose number it fills in, and returns what it asks for.
+        start: Message that started the rollout.
+        scope: Lifetime of the rollout.
+        ask: Function that numbers and sends a call, and returns its result.
         sampled: Steps of the rollout so far; the completer and its forks add theirs.
     """
 
@@ -89,7 +89,7 @@ class RemoteCompleter(Completer):
 
     def _begin(self, seed: int) -> None:
         super()._begin(seed)
-        self._said = MessageView()  # messages of the conversation that the run has, with its last answer
+        self._said = MessageView()  # messages of the conversation that the run has, including the last answer
         self._offered: Any = NO_TOOLS
         self._tools = FrozenList()
         self._named: Counter[int | str] = Counter()
@@ -112,7 +112,7 @@ class RemoteCompleter(Completer):
         self._tools = freeze(answer.step.tools)
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
-        """The run checks them, since it has the parser."""
+        """Does nothing: the run checks the tools, since it has the parser."""
 
     async def _complete(
         self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, params: SamplingParams, seed: int
@@ -142,7 +142,7 @@ class RemoteCompleter(Completer):
         return tokens
 
     def _call(self, view: MessageView, tools: Sequence[ToolSpec] | None) -> tuple[wire.Call, FrozenList | None]:
-        """Returns a call with what the run does not know yet, and the tools that are on offer with it."""
+        """Returns a call with everything that the run does not know yet, and the tools on offer in it."""
         kept = self._kept(view)
         call = wire.Call(
             rollout=self._rollout,
@@ -154,11 +154,11 @@ class RemoteCompleter(Completer):
         offered: FrozenList | None = None if tools is None else freeze(list(tools))
         if offered != self._offered:
             call.tools = offered
-        self._offered = NO_TOOLS  # without an answer, it is unknown which tools the run keeps
+        self._offered = NO_TOOLS  # until the call is answered, it is unknown which tools the run keeps
         return call, offered
 
     def _kept(self, view: MessageView) -> int:
-        """Returns how many messages that the run has are at the start of ``view``."""
+        """Returns how many messages at the start of ``view`` the run already has."""
         said = self._said
         if view.goes_on_from(said):
             return len(said)

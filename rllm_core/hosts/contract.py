@@ -21,7 +21,7 @@ class RolloutFailed(Exception):
     Args:
         reason: Termination reason of the episode.
         message: Error of the episode.
-        traceback: Traceback in the other process, or "".
+        traceback: Traceback from the other process, or "".
         is_final: Whether a retry would fail in the same way.
     """
 
@@ -34,12 +34,12 @@ class RolloutFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class HostedWorkflow:
-    """A workflow, and what another process needs to construct it again.
+    """A workflow, and the data that another process needs to construct it again.
 
     Attributes:
         workflow: The workflow in the process of the run. Only host ``inline`` opens it.
-        load: Dotted path of its class, see `rllm_core.providers.Provider`.
-        section: Its section of the run file, as JSON tables.
+        load: Dotted path of the workflow's class, see `rllm_core.providers.Provider`.
+        section: The workflow's section of the run file, as JSON tables.
         sandbox: Value of ``rollout.sandbox``.
     """
 
@@ -51,7 +51,7 @@ class HostedWorkflow:
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """What the user is told about a host.
+    """Report about a host for the user.
 
     Attributes:
         where: Where rollouts run, such as ``2 processes``.
@@ -65,16 +65,16 @@ class HostReport:
 
 
 class Place(Protocol):
-    """A place for one rollout."""
+    """A slot for one rollout."""
 
     async def run(self, task: Task, completer: Completer) -> object:
         """Runs the rollout; see `rllm_core.workflow.Workflow.run`.
 
-        If it is cancelled, the rollout is, too. If the rollout does not end then, the place sets
+        Cancelling this call cancels the rollout, too. If the rollout does not end then, the place sets
         ``completer.scope.waits_at``.
 
         Raises:
-            RolloutFailed: If it failed in another process.
+            RolloutFailed: If the rollout failed in another process.
         """
         ...
 
@@ -85,12 +85,12 @@ class RolloutHost(ABC):
     Args:
         hosted: The workflow.
         config: Section ``[rollout]`` of the run file.
-        section: The host's own section, if its record has a model for one.
+        section: The host's own section of the run file, if its record has a model for it.
 
     Attributes:
         name: Name by which ``rollout.host`` selects it.
-        runs_elsewhere: Whether rollouts run outside of the process of the run, so that they may block or change the
-            state of their process.
+        runs_elsewhere: Whether rollouts run outside the process of the run, so that they may block their process or
+            change its state.
     """
 
     name: ClassVar[str]
@@ -107,24 +107,24 @@ class RolloutHost(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every rollout that runs here waits for the model, or for something outside of this host.
+        """Whether every rollout that runs here is waiting for the model, or for something outside this host.
 
-        While it is False, a rollout may be about to call the model, so a deterministic engine waits with its batch.
+        While False, a rollout may be about to call the model, so a deterministic engine delays its batch.
         """
         return True
 
     @property
     def outside(self) -> int:
-        """Calls to tools and reward functions that rollouts have in progress in workers."""
+        """Number of calls to tools and reward functions that are in progress in workers."""
         return 0
 
     @abstractmethod
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
-        """Opens the workflow. Called before the first rollout, in its event loop.
+        """Opens the workflow. Called before the first rollout, in the event loop that runs the rollouts.
 
         Args:
-            note: Called with lines for the user.
-            settled: To be called when `is_settled` becomes True.
+            note: Function that shows a line to the user.
+            settled: Function that the host calls when `is_settled` becomes True.
             folder: Folder for the output of workers, created on demand; None if nothing is kept.
 
         Raises:
@@ -137,12 +137,12 @@ class RolloutHost(ABC):
 
     @abstractmethod
     def place(self) -> AbstractAsyncContextManager[Place]:
-        """Waits for a free place and holds it during the context. The wait does not count as time of the rollout.
+        """Waits for a free slot and holds it during the context. The wait does not count toward the rollout's timeout.
 
         Raises:
-            UserError: If there will never be one, because no worker stays alive.
+            UserError: If there will never be a free slot, because no worker stays alive.
         """
 
     @abstractmethod
     def report(self) -> HostReport:
-        """Returns what the user is told."""
+        """Returns the host's report for the user."""

@@ -28,26 +28,26 @@ GROUP = "group"  # key of a trajectory's metadata
 
 
 class ElsewhereConfig(WorkflowConfig):
-    """Section of the workflow; its keys are known, and have been checked, elsewhere."""
+    """Section of the workflow; the other interpreter knows its keys, and has checked them."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class WorkflowElsewhere(Workflow):
-    """Stands for the workflow in the process of the run."""
+    """Represents the workflow in the process of the run."""
 
     name: ClassVar[str] = "elsewhere"
     config_model = ElsewhereConfig
 
     def place(self, python: str, load: str, *, sandbox: str, samples: bool, warm_starts: bool = False) -> None:
-        """Says where the workflow is.
+        """Sets where the workflow is.
 
         Args:
             python: Python interpreter.
-            load: Dotted path of its class there.
+            load: Dotted path of the workflow's class there.
             sandbox: Value of ``rollout.sandbox``.
-            samples: Its attribute ``samples``.
-            warm_starts: Whether it has conversations for a model made from scratch.
+            samples: Value of the class's attribute ``samples``.
+            warm_starts: Whether the workflow has conversations for a model made from scratch.
         """
         opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
         self._lister = _Lister(python, opening)
@@ -55,11 +55,11 @@ class WorkflowElsewhere(Workflow):
         self._warm_starts = warm_starts
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks that the workflow has elsewhere."""
+        """Returns the tasks that the workflow has in the other interpreter."""
         return _TasksElsewhere(self._lister, split)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Cannot run here.
+        """Fails: the workflow cannot run in this process.
 
         Raises:
             RuntimeError: Always.
@@ -67,11 +67,11 @@ class WorkflowElsewhere(Workflow):
         raise RuntimeError("this workflow runs in workers only")
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
-        """The conversations that the workflow makes elsewhere."""
+        """Returns the conversations that the workflow makes in the other interpreter."""
         return self._lister.conversations(rng) if self._warm_starts else None
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
-        """The group that the workflow named elsewhere, or the role."""
+        """Returns the group that the workflow named in the other interpreter, or the role."""
         return str(trajectory.metadata.get(GROUP, trajectory.role))
 
 
@@ -108,7 +108,7 @@ class _TasksElsewhere(Sequence[Task]):
 
 
 class _Lister:
-    """A worker that lists tasks only. It starts when first asked, and ends with its workflow object."""
+    """A worker that only lists tasks. It starts at the first request, and ends with its workflow object."""
 
     def __init__(self, python: str, opening: wire.Open) -> None:
         self._python = python
@@ -123,7 +123,7 @@ class _Lister:
         return int(self._ask(wire.ListTasks(split), wire.Listed).total)
 
     def fetch(self, split: Split, start: int, stop: int) -> list[Task]:
-        """Returns the tasks at positions ``[start, stop)``; only the first of them if they take long to make."""
+        """Returns the tasks at positions ``[start, stop)``; fewer (at least one) if they take long to make."""
         fetched = self._ask(wire.FetchTasks(split, start, stop), wire.Fetched)
         return [Task(task_id=task.task_id, data=task.data) for task in fetched.tasks]
 

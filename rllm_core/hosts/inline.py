@@ -20,7 +20,7 @@ class Inline(RolloutHost):
 
     @classmethod
     def of(cls, workflow: Workflow) -> Self:
-        """Returns the host of a workflow that no run file names."""
+        """Returns a host for a workflow that no run file names."""
         return cls(HostedWorkflow(workflow=workflow, load=""), RolloutConfig())
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
@@ -33,9 +33,9 @@ class Inline(RolloutHost):
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Place]:
-        """Does not wait: ``rollout.max_concurrent_rollouts`` is the only limit."""
+        """Yields a slot without waiting: ``rollout.max_concurrent_rollouts`` is the only limit."""
         yield self.hosted.workflow
 
     def report(self) -> HostReport:
-        """Says that rollouts run here."""
+        """Reports that rollouts run in this process."""
         return HostReport(where="the process of the run")

@@ -40,13 +40,13 @@ class Start(Message, tag="start"):
 
     Attributes:
         rollout: Number of the rollout, unique in the worker.
-        name: Its name, for messages.
+        name: Name of the rollout, for messages.
         task_id: Id of the task.
         data: Data of the task.
         seed: Seed of its first conversation, for an environment with randomness.
-        is_validation: Whether it is for validation.
+        is_validation: Whether the rollout is for validation.
         sampling: Sampling parameters, for workflows that look at them.
-        max_prompt_tokens: Maximum length of a prompt, likewise.
+        max_prompt_tokens: Maximum length of a prompt in tokens, also for workflows that look at it.
     """
 
     rollout: int
@@ -62,20 +62,20 @@ class Start(Message, tag="start"):
 class SampledStep(Message, tag="step"):
     """A step that the model sampled.
 
-    The run keeps the step; the worker names it by its id. Its tokens are for workflows that look at them.
+    The run keeps the step; the worker refers to it by its id. The tokens are for workflows that look at them.
 
     Attributes:
         step: Id of the step.
         response: Assistant message.
         kept: How many tokens of this conversation so far the prompt starts with.
-        prompt: Ids of the other tokens of the prompt, little-endian ``int32``.
-        completion: Ids of the sampled tokens, likewise.
-        logprobs: Their log-probabilities, little-endian ``float32``; None if unknown.
+        prompt: Ids of the other prompt tokens, as little-endian ``int32``.
+        completion: Ids of the sampled tokens, as little-endian ``int32``.
+        logprobs: Log-probabilities of the sampled tokens, as little-endian ``float32``; None if unknown.
         finish_reason: Why sampling stopped.
         weight_version: Version of the weights that sampled it, or None.
-        segment: Number of its segment.
+        segment: Number of the step's segment.
         break_reason: Why a new segment starts here, or None.
-        control_tokens: How often new text in its prompt spells a control token.
+        control_tokens: How often new text in the prompt spells a control token.
     """
 
     step: str
@@ -106,7 +106,7 @@ class Answer(Message, tag="answer"):
 
 
 class Counted(Message, tag="counted"):
-    """Answers a call that counts.
+    """Answers a call that counts tokens.
 
     Attributes:
         rollout: Number of the rollout.
@@ -134,7 +134,7 @@ class Spelled(Message, tag="spelled"):
 
 
 class CallFailed(Message, tag="call_failed"):
-    """Says that a call has no step; the workflow gets an exception.
+    """Reports that a call has no step; the workflow gets an exception.
 
     Attributes:
         rollout: Number of the rollout.
@@ -142,7 +142,7 @@ class CallFailed(Message, tag="call_failed"):
         kind: ``engine_error``, ``terminated``, ``segment_break``, ``refused_conversation``, ``configuration``,
             ``rollout_ended``, ``value``, ``type`` or ``other``.
         message: What happened.
-        reason: Termination reason, if the rollout is over; reason of the break, if a segment cannot be continued.
+        reason: Termination reason, if the rollout is over; break reason, if a segment cannot be continued.
     """
 
     rollout: int
@@ -153,7 +153,7 @@ class CallFailed(Message, tag="call_failed"):
 
 
 class Cancel(Message, tag="cancel"):
-    """Cancels a rollout. The worker answers with `Cancelling`, and still ends the rollout.
+    """Cancels a rollout. The worker answers with `Cancelling`, and later with `Ended` or `Failed` as usual.
 
     Attributes:
         rollout: Number of the rollout.
@@ -190,10 +190,10 @@ class FetchConversations(Message, tag="fetch_conversations"):
     """Asks for conversations for a model made from scratch. The worker answers with `Conversations` or `Unlisted`.
 
     Attributes:
-        stream: Number of the stream that they belong to; with a new number, a new one begins.
-        count: How many to send.
-        random_state: State of the random numbers of a new stream: the 625 numbers of a Mersenne Twister that
-            ``random.getstate()[1]`` of Python has. Equal states begin equal streams.
+        stream: Number of the stream that the conversations belong to; a new number begins a new stream.
+        count: How many conversations to send.
+        random_state: Random state of a new stream: the 625 numbers of a Mersenne Twister, as in Python's
+            ``random.getstate()[1]``. Equal states begin equal streams.
     """
 
     stream: int

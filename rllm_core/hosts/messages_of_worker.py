@@ -14,8 +14,8 @@ class Ready(Message, tag="ready"):
 
     Attributes:
         version: Protocol version of the worker.
-        program: What it runs on, such as ``Python 3.11.7, rllm-core 0.1.0``.
-        pid: Its process id.
+        program: Software that the worker runs on, such as ``Python 3.11.7, rllm-core 0.1.0``.
+        pid: Process id of the worker.
     """
 
     version: int
@@ -40,11 +40,11 @@ class Broken(Message, tag="broken"):
 
 
 class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True):
-    """An element of a path: a fork with a name, or one that begins after a step.
+    """An element of a path: a fork that has a name, or that begins after a step.
 
     Attributes:
-        name: Its name, or its number among the forks without a name. Its seed derives from this.
-        after: Id of the step after which it begins; "" if it begins empty.
+        name: Name of the fork, or its number among the forks without a name. The fork's seed derives from this.
+        after: Id of the step after which the fork begins; "" if it begins empty.
         repeat: How many earlier forks of this conversation have the same name.
     """
 
@@ -61,14 +61,14 @@ class Call(Message, tag="call"):
     Attributes:
         rollout: Number of the rollout.
         call: Number of the call, unique in the rollout.
-        conversation: Path of the conversation: ``[]`` is the first, ``[2]`` its second fork, ``[2, 1]`` the first fork
-            of that. `Fork` stands for a fork with a name or a history.
-        kept: How many messages of this conversation so far, its last answer included, the messages start with.
-        messages: The messages after those. The id of a step stands for its answer.
-        tools: Tools on offer, or None; left out if they are those of the last call, and that was answered.
-        max_response_tokens: Maximum length of the answer, if it differs from that of the run.
+        conversation: Path of the conversation: ``[]`` is the first conversation, ``[2]`` its second fork, ``[2, 1]``
+            the first fork of that fork. `Fork` represents a fork with a name or a history.
+        kept: How many messages of this conversation so far, including its last answer, the messages start with.
+        messages: Messages after the kept ones. The id of a step stands for the step's answer.
+        tools: Tools on offer, or None; left out if the last call offered the same tools and was answered.
+        max_response_tokens: Maximum length of the answer in tokens, if it differs from the run's maximum.
         stop_texts: Texts that end the answer.
-        counts: Whether it only asks for the length of the prompt.
+        counts: Whether the call only asks for the length of the prompt.
     """
 
     rollout: int
@@ -109,10 +109,10 @@ class GiveUp(Message, tag="give_up"):
 
 
 class Listed(Message, tag="listed"):
-    """Says how many tasks a split has.
+    """Reports how many tasks a split has.
 
     Attributes:
-        total: Number of tasks; 9223372036854775807 if they are endless.
+        total: Number of tasks; 9223372036854775807 for an endless split.
     """
 
     total: int
@@ -134,7 +134,7 @@ class Fetched(Message, tag="fetched"):
     """Tasks of a split.
 
     Attributes:
-        tasks: The tasks, in order: at least the first, and fewer than asked for if they take long to make.
+        tasks: Tasks in order: at least the first, and fewer than requested if they take long to make.
     """
 
     tasks: list[FetchedTask]
@@ -144,8 +144,8 @@ class Conversations(Message, tag="conversations"):
     """Conversations for a model made from scratch.
 
     Attributes:
-        conversations: Each is a list of messages; fewer than asked for only at the end of the stream. nil if the
-            workflow has none.
+        conversations: Conversations, each a list of messages; fewer than requested only at the end of the stream. nil
+            if the workflow has none.
     """
 
     conversations: list[list[dict[str, Any]]] | None
@@ -156,7 +156,7 @@ class Unlisted(Message, tag="unlisted"):
 
     Attributes:
         message: What happened, with file and line.
-        is_config: Whether the data or the settings of the user are wrong.
+        is_config: Whether the user's data or settings are wrong.
     """
 
     message: str
@@ -168,7 +168,7 @@ class Cancelling(Message, tag="cancelling"):
 
     Attributes:
         rollout: Number of the rollout.
-        waits_at: File, line and function where it waits, or "".
+        waits_at: File, line and function where the rollout waits, or "".
     """
 
     rollout: int
@@ -195,8 +195,8 @@ class ReturnedStep(Message, tag="returned_step"):
     """A step of a trajectory.
 
     Attributes:
-        step: Id of a step that was sampled in this rollout; "" for one that the workflow wrote.
-        changes: Fields that the workflow has set, or all of them if it wrote the step.
+        step: Id of a step that was sampled in this rollout; "" for a step that the workflow wrote.
+        changes: Fields that the workflow has set, or all fields if the workflow wrote the step.
     """
 
     step: str = ""
@@ -207,9 +207,9 @@ class ReturnedTrajectory(Message, tag="trajectory"):
     """A trajectory, see `rllm_core.types.Trajectory`.
 
     Attributes:
-        steps: Its steps. A text is the type of an object that is no step.
-        fields: Its other fields, as far as they are not the defaults.
-        group: Name of its advantage group, if the run asked for it.
+        steps: Steps of the trajectory. A text names the type of an object that is not a step.
+        fields: Other fields that differ from their defaults.
+        group: Name of the trajectory's advantage group, if the run asked for it.
     """
 
     steps: list[ReturnedStep | str]
@@ -222,11 +222,11 @@ class Ended(Message, tag="ended"):
 
     Attributes:
         rollout: Number of the rollout.
-        returned: Type of what it returned, if that is no episode.
-        trajectories: Trajectories of the episode. A text is the type of an object that is no trajectory.
-        fields: Other fields of the episode, as far as they are not the defaults.
+        returned: Type of the returned object, if it is not an episode.
+        trajectories: Trajectories of the episode. A text names the type of an object that is not a trajectory.
+        fields: Other fields of the episode that differ from their defaults.
         timed: Calls to tools and reward functions, in the order in which they ended.
-        costs: What the rollout has spent besides these calls, by kind, see `rllm_core.costs.spend`.
+        costs: Costs of the rollout besides these calls, by kind, see `rllm_core.costs.spend`.
     """
 
     rollout: int
@@ -246,8 +246,8 @@ class Failed(Message, tag="failed"):
         message: Error, with file and line.
         traceback: Traceback.
         is_final: Whether a retry would fail in the same way.
-        ends_run: Whether only the user can fix it, so that the next rollout would fail, too.
-        call: Number of the call whose failure it raised, or None.
+        ends_run: Whether only the user can fix the problem, so that the next rollout would fail, too.
+        call: Number of the call whose failure ``run`` raised, or None.
         timed: See `Ended`.
         costs: See `Ended`.
     """
@@ -264,7 +264,7 @@ class Failed(Message, tag="failed"):
 
 
 class Settled(Message, tag="settled"):
-    """Every running rollout of the worker waits for the model, or for something outside of the worker.
+    """Every running rollout of the worker is waiting for the model, or for something outside the worker.
 
     Attributes:
         frames: How many frames the worker had read.
@@ -276,10 +276,10 @@ class Settled(Message, tag="settled"):
 
 
 class Fatal(Message, tag="fatal"):
-    """The worker cannot go on, such as after its memory was exhausted. The run ends it.
+    """The worker cannot continue, for example because its memory was exhausted. The run ends it.
 
     Attributes:
-        message: Why.
+        message: Reason why the worker cannot continue.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""Work that arrives in large portions, a little per tick of the event loop."""
+"""Spreads work that arrives in large portions over several ticks of the event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ItemT = TypeVar("ItemT")
 
 
 class Paced(Generic[ItemT]):
-    """Handles items in the order in which they arrive, a few per tick, so that nothing else has to wait for all.
+    """Handles items in order of arrival, a few per tick, so that other callbacks need not wait for all of them.
 
     Args:
-        handle: Handles one item.
+        handle: Function that handles one item.
         per_tick: Maximum number of items per tick.
     """
 
@@ -24,7 +24,7 @@ class Paced(Generic[ItemT]):
         self._items: deque[ItemT] = deque()
 
     def add(self, items: Iterable[ItemT]) -> None:
-        """Adds items, which are handled from the next tick on."""
+        """Adds items to be handled from the next tick on."""
         if not self._items:
             asyncio.get_running_loop().call_soon(self._some)
         self._items.extend(items)

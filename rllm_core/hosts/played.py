@@ -22,7 +22,7 @@ from rllm_core.types import Episode, Messages, MessageView, Step, Task, Terminat
 
 @dataclass(slots=True)
 class _Conversation:
-    """One conversation: its completer, its messages with the last answer, and the tools on offer."""
+    """A conversation: its completer, its messages including the last answer, and the tools on offer."""
 
     completer: Completer
     said: MessageView = field(default_factory=MessageView)
@@ -35,15 +35,15 @@ class PlayedRollout:
     """A rollout in a worker.
 
     Args:
-        number: Its number in the worker.
-        task: Its task.
-        completer: Its first conversation.
-        send: Sends a message to the worker.
+        number: Number of the rollout in the worker.
+        task: Task of the rollout.
+        completer: First conversation of the rollout.
+        send: Function that sends a message to the worker.
 
     Attributes:
         name: Name of the rollout.
-        over: Done when it has ended.
-        waits_at: Where it was when it was cancelled; None before the worker has reacted.
+        over: Future that is done when the rollout has ended.
+        waits_at: Where the rollout was waiting when it was cancelled; None before the worker has reacted.
     """
 
     def __init__(self, number: int, task: Task, completer: Completer, send: Callable[[Any], None]) -> None:
@@ -61,7 +61,7 @@ class PlayedRollout:
         self._errors: dict[int, Exception] = {}
 
     def start(self) -> None:
-        """Starts it."""
+        """Starts the rollout."""
         completer = self._completer
         self._send(
             wire.Start(
@@ -90,16 +90,16 @@ class PlayedRollout:
             self.over.set_result(message)
 
     def lose(self, why: str) -> None:
-        """Ends it, because its worker is lost."""
+        """Ends the rollout, because its worker is lost."""
         if not self.over.done():
             self.over.set_exception(RolloutFailed(TerminationReason.WORKER_LOST, why))
-            self.over.exception()  # a rollout that was cancelled does not ask for it, and asyncio would report that
+            self.over.exception()  # a cancelled rollout never retrieves it, which asyncio would report
 
     def result(self, ended: wire.Ended | wire.Failed) -> object:
         """Returns what ``run`` returned, or raises what it raised.
 
         Raises:
-            RolloutFailed: If it failed in the worker.
+            RolloutFailed: If the rollout failed in the worker.
             UserError: If only the user can fix the problem.
         """
         for timed in ended.timed:
@@ -124,7 +124,7 @@ class PlayedRollout:
             episode = Episode(**ended.fields)
         except ValueError as error:  # a worker in another language may send anything
             raise failure_of(error) from error
-        episode.__dict__["trajectories"] = trajectories  # as they are: whoever accepts the episode checks them
+        episode.__dict__["trajectories"] = trajectories  # unchecked: `rllm_core.training.acceptance` checks them
         return episode
 
     def _trajectory(self, returned: wire.ReturnedTrajectory) -> Trajectory:
@@ -164,7 +164,7 @@ class PlayedRollout:
         conversation = self._conversation(tuple(call.conversation))
         asked, conversation.asked = conversation.asked, asyncio.current_task()
         if asked is not None and not asked.done():
-            await asyncio.wait([asked])  # the workflow gave it up, which an engine may take a moment to do
+            await asyncio.wait([asked])  # the workflow gave up this call, and the engine may need a moment to cancel it
         if call.kept > len(conversation.said):
             raise ValueError(f"the conversation has {len(conversation.said)} messages so far, not {call.kept}")
         whole = call.kept == len(conversation.said)
@@ -208,10 +208,10 @@ class PlayedRollout:
         )
 
     def _conversation(self, path: tuple[int | wire.Fork, ...]) -> _Conversation:
-        """Returns a conversation by its path; forks it and those before it if they are new.
+        """Returns the conversation at a path; creates it, and the forks on the path to it, if they are new.
 
         Raises:
-            ValueError: If the number of a fork is not positive, or it begins after a step that was not sampled here.
+            ValueError: If a fork's number is not positive, or a fork begins after a step that was not sampled here.
         """
         found = self._conversations.get(path)
         if found is not None:

@@ -1,4 +1,4 @@
-"""How an exception of a rollout becomes the reason why it failed."""
+"""Converts an exception of a rollout to the reason why the rollout failed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_TRACEBACK_CHARACTERS = 8000
 
 
 class Refused(ValueError):
-    """Error for an episode that training cannot use; not retried, since a retry would return the same."""
+    """Error for an episode that training cannot use; not retried, since a retry would return the same episode."""
 
 
 def failure_of(error: BaseException) -> RolloutFailed:
-    """Describes why a rollout failed that raised ``error``."""
+    """Describes the failure of a rollout that raised ``error``."""
     if isinstance(error, RolloutFailed):
         return error
     if isinstance(error, Terminated):

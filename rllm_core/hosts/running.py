@@ -1,4 +1,4 @@
-"""A rollout that runs in a worker."""
+"""A rollout that runs in a worker, as the worker sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
 class Session(Protocol):
-    """What a rollout knows of its worker, `rllm_core.hosts.worker.WorkerSession`."""
+    """Interface of a worker to its rollouts; implemented by `rllm_core.hosts.worker.WorkerSession`."""
 
     is_limited: bool
     says_groups: bool
@@ -35,7 +35,7 @@ class RunningRollout:
     """A rollout in a worker.
 
     Attributes:
-        calls: Durations of its calls.
+        calls: Durations of the rollout's calls.
     """
 
     def __init__(self, start: wire.Start, workflow: Workflow, session: Session) -> None:
@@ -51,7 +51,7 @@ class RunningRollout:
         self._task: asyncio.Task[object] | None = None
 
     def cancel(self) -> None:
-        """Cancels it."""
+        """Cancels the rollout."""
         if self._task is not None:
             self._say(wire.Cancelling(self._start.rollout, waiting_at(self._task) or ""))
             self._task.cancel()
@@ -70,7 +70,7 @@ class RunningRollout:
                 future.set_exception(_error_of(message))
 
     async def end(self) -> wire.Ended | wire.Failed:
-        """Runs it, and returns its last message."""
+        """Runs the rollout, and returns its last message."""
         scope = RolloutScope(f"rollout {self._start.name}", asyncio.get_running_loop())
         self._task = asyncio.create_task(self._run(scope), name=scope.name)
         ended: wire.Ended | wire.Failed
@@ -146,10 +146,10 @@ class RunningRollout:
 
 
 def _fields(record: Record, kind: type[Record], without: set[str]) -> dict[str, Any]:
-    """Returns the fields of a record that are not the defaults, as JSON.
+    """Returns the fields of a record that differ from their defaults, as JSON.
 
     Raises:
-        TypeError: If the workflow returns a subclass of its own, which the run may not have.
+        TypeError: If the record is of the workflow's own subclass, which the run may not have.
     """
     if type(record) is not kind:
         raise TypeError(
@@ -160,7 +160,7 @@ def _fields(record: Record, kind: type[Record], without: set[str]) -> dict[str, 
 
 
 def _error_of(message: wire.CallFailed) -> Exception:
-    """Returns the exception that a workflow gets for a call without a step."""
+    """Returns the exception to raise in a workflow whose call has no step."""
     error: Exception
     match message.kind:
         case "terminated":

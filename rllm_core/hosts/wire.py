@@ -1,8 +1,8 @@
-"""Messages between a run and its workers, and how they become bytes; docs/worker-protocol.md explains them.
+"""Messages between a run and its workers, and their encoding as bytes; docs/worker-protocol.md explains them.
 
-A frame is four bytes with the length, big-endian, and that many bytes of MessagePack: an array of messages. Everything
-that is said in one tick of an event loop is one frame. A message is a map with its ``type`` and its fields; a field
-with its default may be left out.
+A frame is a length of four bytes, big-endian, followed by that many bytes of MessagePack: an array of messages. All
+messages sent in one tick of an event loop form one frame. A message is a map with its ``type`` and its fields; a field
+that has its default value may be left out.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ __all__ = [
 VERSION = 1
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
-_BIG_INTEGER = 1  # MessagePack has no integers of more than 64 bits, JSON has
+_BIG_INTEGER = 1  # extension type: JSON has integers of more than 64 bits, MessagePack does not
 
 Listing = ListTasks | FetchTasks | FetchConversations
 FromRun = Open | Start | Answer | Counted | Spelled | CallFailed | Cancel | Listing | Close
@@ -117,7 +117,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(messages: list[Any]) -> bytes:
-    """Returns messages as the content of a frame.
+    """Encodes messages as the content of a frame.
 
     Raises:
         TypeError: If a field holds anything but JSON data and bytes.
@@ -149,7 +149,7 @@ decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker], ext_hook=_extensi
 
 
 def frame(content: bytes) -> bytes:
-    """Returns the content of a frame with its length before it."""
+    """Returns a frame: the content preceded by its length."""
     return _LENGTH.pack(len(content)) + content
 
 
@@ -160,7 +160,7 @@ class Frames:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Adds bytes, and yields the content of each frame that is complete.
+        """Adds bytes, and yields the content of each complete frame.
 
         Raises:
             ValueError: If a frame is larger than `MAX_FRAME_BYTES`.

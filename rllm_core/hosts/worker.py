@@ -1,7 +1,7 @@
 """The worker's side: runs rollouts of one workflow for a run that is elsewhere.
 
-`WorkerSession` knows messages only. `main` connects one to standard input and output, as host ``processes`` wants it;
-another host may carry the messages in its own way.
+`WorkerSession` handles messages only. `main` connects a session to standard input and output, as host ``processes``
+requires; another host may transport the messages in its own way.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from rllm_core.workflow import Conversation, Workflow
 
 # A run asks a worker for its stack before it kills it; the stack goes to standard error.
 ASK_FOR_STACK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 2
-MESSAGES_PER_TICK = 16  # rollouts that go on before the worker reads again, such as a cancellation
-MAX_FETCH_SECONDS = 0.1  # a task may take a second to make, and the run needs one
-MAX_SILENCE_SECONDS = 0.002  # the model need not wait while other rollouts of the worker compute
+MESSAGES_PER_TICK = 16  # then the worker reads again, since a cancellation may have arrived
+MAX_FETCH_SECONDS = 0.1  # a task may take a second to make, and the run may need only one
+MAX_SILENCE_SECONDS = 0.002  # so that the model need not wait while other rollouts of the worker compute
 
 
 class WorkerSession:
     """Runs rollouts for one run.
 
     Args:
-        send: Sends the content of a frame.
+        send: Function that sends the content of a frame.
 
     Attributes:
-        is_limited: Whether the memory of the process has a limit.
+        is_limited: Whether the memory of the process is limited.
         says_groups: See `wire.Open`.
     """
 
@@ -99,7 +99,7 @@ class WorkerSession:
                 self._work(self._close())
 
     def say(self, message: wire.FromWorker) -> None:
-        """Sends a message at the end of this tick; at once if rollouts compute for long in this tick."""
+        """Sends a message at the end of this tick, or at once if rollouts have been computing for long in this tick."""
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
@@ -107,7 +107,7 @@ class WorkerSession:
             self._flush()
 
     def idle(self) -> None:
-        """To be called when the event loop has nothing to do."""
+        """Called when the event loop has nothing to do."""
         if self._was_active and self._says_settled and self._workflow is not None:
             outside = sum(rollout.calls.in_progress for rollout in self._rollouts.values())
             self._outgoing.append(wire.Settled(self._frames_read, outside))
@@ -146,7 +146,7 @@ class WorkerSession:
             return
         self._workflow = workflow
         gc.collect()
-        gc.freeze()  # no collection walks what was imported, while rollouts wait
+        gc.freeze()  # no collection needs to walk the imported objects while rollouts wait
         self.say(wire.Opened())
 
     def _listed(self, message: wire.Listing) -> wire.OfListing:
@@ -219,7 +219,7 @@ def _unlisted(method: str, error: Exception) -> wire.Unlisted:
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """Selector that says when its event loop has nothing to do."""
+    """Selector that reports when its event loop has nothing to do."""
 
     idle: Callable[[], None] = staticmethod(lambda: None)
 
@@ -235,10 +235,10 @@ class _Connection(asyncio.Protocol):
 
     Args:
         selector: Selector of the event loop.
-        writer: Where to write frames. None if the connection that they come from takes them.
+        writer: Transport to write frames to. None to write to the connection that they are read from.
 
     Attributes:
-        session: The session; set once connected.
+        session: Worker session; set once connected.
     """
 
     session: WorkerSession
@@ -280,7 +280,7 @@ def main() -> None:
     """Serves the run that writes frames to standard input and reads them from standard output."""
     read, write = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what a workflow prints is kept with its errors
+    os.dup2(2, 1)  # keep the workflow's output together with its errors, and out of the frames
     faulthandler.register(ASK_FOR_STACK, all_threads=False)
     selector = _IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)

@@ -1,6 +1,6 @@
-"""Workers that run rollouts: which worker gets which rollout, and what happens when one is lost.
+"""Assigns rollouts to workers, and replaces workers that are lost.
 
-`WorkerPool` is the part that all hosts with workers share. A host says how to start a worker, and how bytes reach it.
+All hosts with workers share `WorkerPool`. A host defines how to start a worker, and how bytes reach it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rllm_core.limits.timeouts import GRACE_SECONDS
 CLOSE_SECONDS = GRACE_SECONDS
 LOST_IN_A_ROW = 3  # per worker, before the run ends
 NOTED_LOSSES = 5  # the others are only counted
-MESSAGES_PER_TICK = 32  # a call takes the run about 0.2 ms, and a thousand may arrive at once
+MESSAGES_PER_TICK = 32  # handling a call takes the run about 0.2 ms, and a thousand may arrive at once
 
 
 class WorkerPool(RolloutHost):
@@ -34,7 +34,7 @@ class WorkerPool(RolloutHost):
 
     Attributes:
         workers: Living workers.
-        incoming: Messages that arrived, with their workers.
+        incoming: Messages that have arrived, with their workers.
     """
 
     def __init__(self, hosted: HostedWorkflow, config: RolloutConfig, section: Any = None) -> None:
@@ -56,40 +56,40 @@ class WorkerPool(RolloutHost):
 
     @abstractmethod
     async def start_worker(self, worker: Worker) -> None:
-        """Starts a worker, and makes the `Link` to it.
+        """Starts the process of a worker, and creates the `Link` to it.
 
         Raises:
-            UserError: If it cannot be started.
+            UserError: If the worker cannot be started.
         """
 
     @property
     def capacity(self) -> int | None:
-        """All places of all workers, or None if they are not limited."""
+        """Total number of slots of all workers, or None if it is not limited."""
         each = self.config.rollouts_per_worker
         return self.size * each if each else None
 
     @property
     def is_settled(self) -> bool:
-        """Whether no worker computes anything."""
+        """Whether no worker is computing anything."""
         return all(worker.is_settled for worker in self.workers if worker.rollouts)
 
     @property
     def outside(self) -> int:
-        """Calls to tools and reward functions that are in progress."""
+        """Number of calls to tools and reward functions in progress."""
         return sum(worker.outside for worker in self.workers)
 
     def maybe_settled(self) -> None:
-        """Tells the run if no worker computes anything any more."""
+        """Notifies the run if no worker is computing anything any more."""
         if self.is_settled:
             self._settled()
 
     def report(self) -> HostReport:
-        """Returns the number of workers, and what was lost."""
+        """Returns the number of workers, and of lost workers and rollouts."""
         where = f"{self.size} {self.what(self.size)}"
         return HostReport(where=where, restarts=self._restarts, lost_rollouts=self._lost_rollouts)
 
     def what(self, number: int) -> str:
-        """What its workers are, for messages."""
+        """Describes the pool's workers, for messages."""
         return "workers" if number != 1 else "worker"
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
@@ -103,14 +103,14 @@ class WorkerPool(RolloutHost):
     async def close(self) -> None:
         """Closes the workflow in all workers, and ends them."""
         self._is_open = False
-        while self.workers or self._background:  # a worker that is just being replaced comes late
+        while self.workers or self._background:  # a worker that is being replaced joins late
             await asyncio.gather(*[self._close(worker) for worker in list(self.workers)])
             if self._background:
                 await asyncio.wait(self._background)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Place]:
-        """Waits for a free place in an open worker."""
+        """Waits for a free slot in an open worker."""
         async with (await self._reserve()).hold() as place:
             yield place
 
@@ -135,7 +135,7 @@ class WorkerPool(RolloutHost):
                 future.set_result(None)
 
     def place_free(self, worker: Worker) -> None:
-        """Replaces a worker that has run enough rollouts, and wakes those that wait for a place."""
+        """Replaces a worker that has run enough rollouts, and wakes rollouts that wait for a slot."""
         most = self.config.replace_worker_after_rollouts
         if most and worker.played >= most and not worker.reserved and worker.is_open and self._is_open:
             worker.is_open = False
@@ -148,7 +148,7 @@ class WorkerPool(RolloutHost):
         self._lost_rollouts += 1
 
     def rollout_ended(self) -> None:
-        """Notes that the workers get something done."""
+        """Records that the workers are making progress."""
         self._lost_in_a_row = 0
 
     async def _start(self) -> Worker:
@@ -204,7 +204,7 @@ class WorkerPool(RolloutHost):
         self.do(worker.end(asking=asking))
 
     def worker_ended(self, worker: Worker, why: str, *, lost: int) -> None:
-        """Replaces a lost worker, unless workers are only lost."""
+        """Replaces a lost worker, unless too many were lost in a row."""
         self._keep_output(worker)
         if not self._is_open:
             return

@@ -1,4 +1,4 @@
-"""A worker, as the run sees it: its rollouts, its output, and how it is lost."""
+"""A worker, as the run sees it: its rollouts, its output, and its loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rllm_core.plugins.blame import place_in
 from rllm_core.text import printable
 from rllm_core.types import Task
 
-# A cancelled rollout that does not end within this time loses its worker.
+# If a cancelled rollout does not end within this time, its worker is given up.
 CANCEL_SECONDS = GRACE_SECONDS * 0.6
 MAX_OUTPUT_BYTES = 16 << 20
 KEPT_OUTPUT_BYTES = 64 << 10
@@ -30,7 +30,7 @@ SHOWN_OUTPUT_LINES = 3
 
 
 class Pool(Protocol):
-    """What a worker tells its pool, `rllm_core.hosts.worker_pool.WorkerPool`."""
+    """Interface of a pool to its workers; implemented by `rllm_core.hosts.worker_pool.WorkerPool`."""
 
     incoming: Paced[tuple[Worker, Any]]
 
@@ -41,19 +41,19 @@ class Pool(Protocol):
         """Counts a rollout whose worker was lost before it started."""
 
     def rollout_ended(self) -> None:
-        """A rollout has ended in a worker."""
+        """Called when a rollout has ended in a worker."""
 
     def maybe_settled(self) -> None:
-        """A worker may be the last that has settled."""
+        """Called when a worker has settled, which may be the last one."""
 
     def place_free(self, worker: Worker, /) -> None:
-        """A place in a worker is free."""
+        """Called when a worker has a free slot."""
 
     def start_ending(self, worker: Worker, /, *, asking: bool) -> None:
-        """A worker has been given up."""
+        """Called when a worker has been given up."""
 
     def worker_ended(self, worker: Worker, why: str, /, *, lost: int) -> None:
-        """A worker that was given up has ended."""
+        """Called when a worker that was given up has ended."""
 
 
 class Link:
@@ -73,10 +73,10 @@ class Link:
 
     @abstractmethod
     async def kill(self, *, asking: bool) -> None:
-        """Ends the worker and all of its processes, and waits for that.
+        """Ends the worker and all of its processes, and waits until they have ended.
 
         Args:
-            asking: Whether to ask for its stack first, since it does not react.
+            asking: Whether to ask for the worker's stack first, because it does not react.
         """
 
 
@@ -84,15 +84,15 @@ class Worker:
     """A worker, as the run sees it.
 
     Args:
-        number: Its number in the pool.
-        pool: Its pool.
+        number: Number of the worker in the pool.
+        pool: Pool of the worker.
 
     Attributes:
-        link: Connection to it.
-        pid: Its process id, once known.
-        machine: Machine that it runs on, if that may be another; a host sets it.
+        link: Connection to the worker.
+        pid: Process id of the worker, once known.
+        machine: Machine that the worker runs on; set by hosts that may use other machines.
         rollouts: Running rollouts by number.
-        output: What it printed last.
+        output: Last part of the worker's output.
     """
 
     link: Link
@@ -151,7 +151,7 @@ class Worker:
         if isinstance(message, wire.OfRollout):
             rollout = self.rollouts.get(message.rollout)
             if rollout is None:
-                return  # it has ended, such as after its timeout
+                return  # the rollout has ended, for example after its timeout
             rollout.receive(message)
             if isinstance(message, wire.Ended | wire.Failed):
                 del self.rollouts[message.rollout]
@@ -184,7 +184,7 @@ class Worker:
             self.closed.set()
 
     def printed(self, data: bytes) -> None:
-        """Keeps the end of what it printed."""
+        """Keeps the last part of the worker's output."""
         self.output.append(data)
         self._output_bytes += len(data)
         self._output_since_rollout += len(data)
@@ -194,21 +194,21 @@ class Worker:
             self.lose(f"it printed more than {MAX_OUTPUT_BYTES >> 20} MiB between the ends of two rollouts")
 
     def lose(self, why: str, *, asking: bool = False) -> None:
-        """Gives it up: kills it, and ends its rollouts as lost. Only the first reason counts."""
+        """Gives the worker up: kills it, and ends its rollouts as lost. Only the first reason counts."""
         if self._why_lost is None:
             self._why_lost = why
             self.is_open = False
             self.pool.start_ending(self, asking=asking)
 
     def gone(self, how: str) -> None:
-        """Handles the end of its process, or of its connection."""
+        """Handles the end of the worker's process, or of the connection to it."""
         if self.is_closing:
             self.closed.set()
         else:
             self.lose(how)
 
     async def end(self, *, asking: bool) -> None:
-        """Kills it, and ends its rollouts as lost."""
+        """Kills the worker, and ends its rollouts as lost."""
         await self.link.kill(asking=asking)
         self._is_lost = True
         self.closed.set()
@@ -223,7 +223,7 @@ class Worker:
         self.pool.worker_ended(self, why, lost=len(rollouts))
 
     def last_lines(self) -> str:
-        """Returns the last lines of its output as one line, without the stack that it was asked for."""
+        """Returns the last lines of the worker's output as one line, without the stack that `Link.kill` asked for."""
         said = self._text().partition("Current thread 0x")[0]
         lines = [printable(line) for line in said.splitlines() if line.strip()]
         return " | ".join(lines[-SHOWN_OUTPUT_LINES:])
@@ -233,7 +233,7 @@ class Worker:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[Place]:
-        """Holds a place in it."""
+        """Holds a slot in the worker."""
         try:
             yield self
         finally:
@@ -241,7 +241,7 @@ class Worker:
             self.pool.place_free(self)
 
     async def run(self, task: Task, completer: Completer) -> object:
-        """Runs a rollout in it; see `rllm_core.hosts.contract.Place`."""
+        """Runs a rollout in the worker; see `rllm_core.hosts.contract.Place`."""
         self.played += 1
         rollout = PlayedRollout(self.played, task, completer, self.send)
         self.rollouts[rollout.number] = rollout
@@ -259,7 +259,7 @@ class Worker:
             raise
 
     async def _cancel(self, rollout: PlayedRollout, completer: Completer) -> None:
-        """Cancels a rollout, and gives up the worker if it does not end."""
+        """Cancels a rollout, and gives up the worker if the rollout does not end."""
         self.send(wire.Cancel(rollout.number))
         await asyncio.wait([rollout.over], timeout=CANCEL_SECONDS)
         if rollout.over.done():

@@ -1,1 +1,1 @@
-"""What ends a run reliably, whatever plugins do: timeouts, the guard, and the event loop that stops the rest."""
+"""Ends a run reliably, whatever plugins do: timeouts, the guard, and an event loop that stops everything left."""

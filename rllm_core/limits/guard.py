@@ -1,11 +1,11 @@
 """Guard that ends a run whose event loop is blocked by a callback, in Python or in C.
 
 Timeouts and signal handlers of the process are callbacks too, so they cannot help. A child process
-(`rllm_core.limits.guard_process`) therefore expects a heartbeat of the event loop. If it is missing for longer than
-the run file allows, apart from time in which the run gets no processor, the child asks for the stack with a signal.
-``faulthandler`` answers the signal even while C code holds the interpreter, and passes it on to Python. If Python can
-handle it, it reports the rollout and the line, and ends the process; otherwise the child prints the stack and kills it.
-The files of the run are complete up to the last event, and the run can be resumed.
+(`rllm_core.limits.guard_process`) therefore expects a heartbeat of the event loop. If no heartbeat arrives for longer
+than the run file allows, not counting time in which the run gets no processor, the child asks for the stack with a
+signal. ``faulthandler`` answers the signal even while C code holds the interpreter, and passes it on to Python. If
+Python can handle the signal, it reports the rollout and the line, and ends the process; otherwise the child prints the
+stack and kills the process. The files of the run are complete up to the last event, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rllm_core.plugins.blame import Frame, place_among
 ResultT = TypeVar("ResultT")
 
 BEAT_SECONDS = 1.0
-# After SIGTERM, a loop blocked for this long will not handle the signal either.
+# If a loop is still blocked this long after SIGTERM, it will not handle the signal either.
 SIGNALLED_SECONDS = 15.0
 MARGIN_SECONDS = 10.0
 ASK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
@@ -75,10 +75,10 @@ def _beat_all() -> None:
 
 
 class Guard:
-    """Watches the current event loop, and ends the process if it blocks. Works on the main thread only.
+    """Watches the current event loop, and ends the process if the loop blocks. Works on the main thread only.
 
     Args:
-        limit_seconds: Longest time that the event loop may block, outside of `patience`.
+        limit_seconds: Longest time that the event loop may block outside `patience`.
         advice: Next step for the user, for the message.
     """
 
@@ -104,8 +104,8 @@ class Guard:
         os.close(beats)
         os.close(dumps)
         self._before: Any = signal.signal(ASK, self._blocked)
-        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run. Signals reach
-        # the main thread; to walk the stacks of others, which run on meanwhile, could crash the process.
+        # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run. Only the main
+        # thread's stack is dumped: other threads keep running, and walking their stacks could crash the process.
         for number in (ASK, *STOPPING):
             faulthandler.register(number, file=self._dumps, all_threads=False, chain=True)
         _active.append(self)
@@ -136,7 +136,7 @@ class Guard:
 
     def write(self, line: bytes) -> None:
         """Writes to the child process."""
-        # Full or closed pipe: the child is stopped or gone, which must not end the run.
+        # Full or closed pipe: the child is stopped or has ended, which must not end the run.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._beats, line)
 

@@ -1,9 +1,9 @@
 """Process that watches a run from outside, see `rllm_core.limits.guard`; run as a script.
 
 Arguments: descriptor of the heartbeats, descriptor of the stacks, pid of the run, the signal that asks for a stack, and
-the advice to print. A heartbeat is a line with two numbers: the maximum seconds until the next one, and the maximum if
-the run has been asked to stop. Time in which the main thread of the run could go on but got no processor does not
-count: on a busy machine, a run that does its work is late, too.
+the advice to print. A heartbeat is a line with two numbers: the maximum seconds until the next heartbeat, and the
+maximum once the run has been asked to stop. Time in which the main thread of the run is runnable but gets no processor
+does not count: on a busy machine, the heartbeats of a working run are late, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watch:
         self.pid = pid
         self.limit_seconds = self.stopping_seconds = float("inf")
         self.silent_seconds = 0.0  # since the last heartbeat
-        self.counted_seconds = 0.0  # since the beginning
+        self.counted_seconds = 0.0  # since the watch started
         self.is_stopping = False
         self.has_ended = False
         self.said_goodbye = False
@@ -48,7 +48,7 @@ class Watch:
         self._cpu_seconds = self._main_thread()[1]
 
     def wait(self) -> None:
-        """Reads input for at most `POLL_SECONDS`, and counts the time in which the run itself did not go on."""
+        """Reads input for at most `POLL_SECONDS`, and counts the time in which the run itself made no progress."""
         began = time.monotonic()
         ready, _, _ = select.select(self._open, [], [], POLL_SECONDS)
         for descriptor in ready:
@@ -84,9 +84,9 @@ class Watch:
             self.silent_seconds = 0.0
 
     def _count(self, seconds: float) -> float:
-        """Returns how much of the last seconds counts.
+        """Returns how many of the last ``seconds`` count.
 
-        All of them if the main thread sleeps, its processor time if it could go on, and none if it is suspended.
+        All of them if the main thread sleeps, its processor time if it is runnable, and none if it is suspended.
         """
         state, cpu_seconds = self._main_thread()
         used, self._cpu_seconds = cpu_seconds - self._cpu_seconds, cpu_seconds
@@ -95,9 +95,9 @@ class Watch:
         return min(used, seconds) if state == "R" else seconds
 
     def _main_thread(self) -> tuple[str, float]:
-        """Returns the state and the processor time of the main thread, or "" and 0.
+        """Returns the state and the processor time of the main thread.
 
-        That is if it has ended, or if this system has no /proc; then all time counts.
+        Returns "" and 0 if the thread has ended, or if this system has no /proc; then all time counts.
         """
         try:
             stat = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_bytes()
@@ -108,11 +108,11 @@ class Watch:
 
 
 def main() -> None:
-    """Watches until the run says goodbye or has ended; kills it if it is blocked."""
+    """Watches until the run signs off or has ended; kills the run if it is blocked."""
     beats, dumps, pid, ask = (int(argument) for argument in sys.argv[1:5])
     advice = sys.argv[5]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run, which then says goodbye
+        signal.signal(number, signal.SIG_IGN)  # meant for the run, which then signs off
     watch = Watch(beats, dumps, pid)
     while not (watch.said_goodbye or watch.has_ended or watch.is_blocked):
         watch.wait()

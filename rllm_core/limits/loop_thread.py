@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers whose own thread runs one already, such as a notebook."""
+"""Event loop in a separate thread, for callers whose own thread already runs one, such as a notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class LoopOfThread(asyncio.SelectorEventLoop):
-    """Event loop of another thread than the main one, which calls its handlers of SIGINT and SIGTERM for it."""
+    """Event loop outside the main thread; the main thread relays SIGINT and SIGTERM to the loop's handlers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LoopOfThread(asyncio.SelectorEventLoop):
         self._main: asyncio.Future[Any] | None = None
 
     def add_signal_handler(self, sig: int, callback: Callable[[*Arguments], object], *args: *Arguments) -> None:
-        """Adds a handler; Python lets only the main thread have real ones."""
+        """Adds a handler for relayed signals; Python allows real signal handlers only in the main thread."""
         self._relayed[sig] = functools.partial(callback, *args)
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -36,19 +36,19 @@ class LoopOfThread(asyncio.SelectorEventLoop):
         return self._relayed.pop(sig, None) is not None
 
     def run_until_complete(self, future: Any) -> Any:
-        """Runs as usual; `interrupt` cancels it."""
+        """Runs ``future`` as usual; `interrupt` cancels it."""
         self._main = asyncio.ensure_future(future, loop=self)
         return super().run_until_complete(self._main)
 
     def relay(self, number: int) -> bool:
-        """Calls the handler of a signal in the thread of the loop; returns whether there is one."""
+        """Calls the handler of a signal in the loop's thread; returns False if there is none."""
         handler = self._relayed.get(number)
         if handler is not None:
             self.call_soon_threadsafe(handler)
         return handler is not None
 
     def interrupt(self) -> None:
-        """Cancels what the loop runs, or what it runs first if it has not started yet."""
+        """Cancels the future that the loop runs, or the first one if the loop has not started yet."""
         main = self._main
 
         def cancel() -> None:
@@ -64,7 +64,7 @@ def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
 
     Raises:
         KeyboardInterrupt: After SIGINT, unless the loop has a handler for it. The thread has then been stopped; after
-            a second SIGINT, it may still run.
+            a second SIGINT, it may still be running.
     """
     loop, result = LoopOfThread(), Future[ResultT]()
 
@@ -74,7 +74,7 @@ def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
         except BaseException as error:
             result.set_exception(error)
 
-    # In the context of the caller, by which a notebook finds the cell that output belongs to.
+    # In the caller's context, from which a notebook knows which cell the output belongs to.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="rllm-core run", daemon=True)
     with _relaying(loop) as interrupted:
         thread.start()
@@ -86,11 +86,11 @@ def in_thread(work: Callable[[asyncio.Runner], ResultT]) -> ResultT:
 
 @contextlib.contextmanager
 def _relaying(loop: LoopOfThread) -> Iterator[list[int]]:
-    """Relays signals of the process to the loop; without a handler there, a first SIGINT cancels what the loop runs.
+    """Relays signals of the process to the loop; if it has no handler, the first SIGINT cancels its current future.
 
     Yields:
-        List that gets that SIGINT. It is not raised in the caller at once: an interrupted join of Python 3.11 takes a
-        running thread for one that has ended.
+        List that receives that SIGINT. It is not raised in the caller at once: in Python 3.11, a join that is
+        interrupted treats a running thread as ended.
     """
     interrupted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -101,7 +101,7 @@ def _relaying(loop: LoopOfThread) -> Iterator[list[int]]:
     def receive(number: int, frame: FrameType | None) -> None:
         if loop.relay(number):
             return
-        if number == signal.SIGINT:  # the loop of the caller would only cancel its task, after this call
+        if number == signal.SIGINT:  # the caller's own loop would only cancel its task, and only after this call
             if interrupted:
                 raise KeyboardInterrupt
             interrupted.append(number)

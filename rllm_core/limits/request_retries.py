@@ -1,4 +1,4 @@
-"""Repeats engine calls while the engine is busy or does not answer, with growing pauses."""
+"""Retries engine calls with growing pauses while the engine is busy or does not answer."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
 
 
 async def retried(call: Callable[[], Awaitable[ResultT]], *, attempts: int, seed: int) -> ResultT:
-    """Returns the result of ``call``, which is repeated after a pause while it raises `EngineBusy`.
+    """Returns the result of ``call``, retrying after a pause while it raises `EngineBusy`.
 
     Args:
-        call: Makes one attempt.
+        call: Function that makes one attempt.
         attempts: Maximum attempts.
         seed: Seed of the pauses.
 
     Raises:
-        EngineBusy: If the engine was busy in the last attempt, too.
+        EngineBusy: If the engine was still busy in the last attempt.
     """
     for attempt in range(1, attempts):
         try:
@@ -47,5 +47,5 @@ async def retried(call: Callable[[], Awaitable[ResultT]], *, attempts: int, seed
 
 
 def unanswered(engine: str, seconds: float) -> EngineBusy:
-    """Returns the error of an engine that did not answer in time, which may be asked again."""
+    """Returns the error for an engine that did not answer in time; such a call may be retried."""
     return EngineBusy(f"{engine} did not answer within {seconds:g} s")

@@ -1,4 +1,4 @@
-"""`asyncio.run` for code that may not end: reports tasks and threads that do not stop, and continues without them."""
+"""Variant of `asyncio.run` for code that may not end: reports tasks and threads that do not stop, and moves on."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ POOL_THREADS = 128  # for tools called with asyncio.to_thread; threads start on 
 def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
     """Runs ``main`` in a new event loop, then stops all remaining tasks and threads within a few seconds.
 
-    Where an event loop runs already, as in a notebook, the new one gets a thread of its own.
+    If an event loop is already running in this thread, as in a notebook, the new one gets its own thread.
 
     `asyncio.run` would wait forever for a task that ignores its cancellation or for a thread of the loop's pool. It
-    would also end as soon as any task raises ``SystemExit``; here, that fails only the code that awaits the task.
+    would also end as soon as any task raises ``SystemExit``; here, such a task fails only the code that awaits it.
 
     Args:
         main: Coroutine to run.
-        left: List that receives the names of what did not stop. The event loop then stays open, and only ``os._exit``
-            ends the process immediately.
+        left: List that receives descriptions of tasks and threads that did not stop. If there are any, the event loop
+            stays open, and only ``os._exit`` ends the process immediately.
 
     Raises:
         RunError: If ``main`` was cancelled, but not by a signal.

@@ -22,7 +22,7 @@ class SharedTimer:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._running: dict[Deadline, None] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # loop of the running timer, if any
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the running timer, if any
 
     def deadline(self) -> Deadline:
         """Returns a context that raises ``TimeoutError`` after ``seconds``."""
@@ -56,7 +56,7 @@ class Deadline:
     """A timeout of a `SharedTimer`, for the task that enters it.
 
     Attributes:
-        begun: Whether the time has begun.
+        begun: Whether the timeout has started.
         expired: Whether the timeout expired; the body may raise `TimeoutError` as well.
     """
 
@@ -69,7 +69,7 @@ class Deadline:
         self.expired = False
 
     async def limit(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Awaits in this context, which is entered only when there is something to wait for."""
+        """Awaits in this context, which is entered only if ``awaitable`` does not finish at once."""
         if type(awaitable) is CoroutineType:
             try:
                 first = awaitable.send(None)
@@ -102,10 +102,10 @@ class Deadline:
 
 
 class _Begun:
-    """The rest of a coroutine that has run until it waits for ``first``.
+    """The rest of a coroutine that has already run until it waited for ``first``.
 
     Attributes:
-        cr_await: The coroutine, under the name by which `rllm_core.limits.timeouts.waiting_at` finds it.
+        cr_await: The coroutine, under the name that `rllm_core.limits.timeouts.waiting_at` looks for.
     """
 
     __slots__ = ("_first", "_is_new", "cr_await")
@@ -123,7 +123,7 @@ class _Begun:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Resumes the coroutine, or passes on what it waits for."""
+        """Resumes the coroutine; the first call passes on the future that the coroutine already waits for."""
         if self._is_new:
             self._is_new = False
             first, self._first = self._first, None
@@ -131,7 +131,7 @@ class _Begun:
         return self.cr_await.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raises an error where the coroutine waits."""
+        """Raises an error at the point where the coroutine waits."""
         return self.cr_await.throw(*error)
 
     def close(self) -> None:

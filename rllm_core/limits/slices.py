@@ -1,4 +1,4 @@
-"""Works off what arrives in one moment in slices, between which the event loop does everything else."""
+"""Splits work that arrives at one moment into slices, between which the event loop can do other work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Slices:
-    """Lets a limited number of tasks go on per round of the event loop, in the order in which they come.
+    """Lets a limited number of tasks continue per round of the event loop, in order of arrival.
 
     Args:
         size: Number of tasks per round.
@@ -17,14 +17,14 @@ class Slices:
         self._size = size
         self._left = size
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None  # loop in which the next round is due, if any
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop in which the next round is due, if any
 
     def wait(self) -> asyncio.Future[None] | None:
-        """Returns what a task has to await before it goes on; None if there is room in this round."""
+        """Returns the future that a task must await before it continues; None if there is room in this round."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._left = loop, self._size
-            self._waiting.clear()  # of a loop that has ended
+            self._waiting.clear()  # drop futures of an event loop that has ended
             loop.call_soon(self._next_round, loop)
         if self._left:
             self._left -= 1
@@ -40,7 +40,7 @@ class Slices:
         self._left = self._size
         while self._waiting and self._left:
             future = self._waiting.popleft()
-            if not future.done():  # its task may have been cancelled
+            if not future.done():  # the waiting task may have been cancelled
                 future.set_result(None)
                 self._left -= 1
         loop.call_soon(self._next_round, loop)

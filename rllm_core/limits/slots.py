@@ -16,8 +16,8 @@ class Slots:
         places: Number of slots.
 
     Attributes:
-        held: Start time and seconds of each slot that was taken without priority and given back, by end time. The
-            reader clears it.
+        held: Start time and seconds of each use of a slot without priority that has ended, in the order of their ends.
+            The reader clears the list.
     """
 
     def __init__(self, places: int) -> None:
@@ -42,12 +42,12 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """Slots that are taken now."""
+        """Number of slots currently in use."""
         return self._places - self._free
 
     @property
     def place_seconds(self) -> float:
-        """Seconds that slots have been in use so far, summed over all slots."""
+        """Total time that slots have been in use so far, in seconds, summed over all slots."""
         return self._seconds + self.in_use * (time.monotonic() - self._counted_at)
 
     def _count(self) -> None:
@@ -65,8 +65,8 @@ class Slots:
         return True
 
     async def take(self, *, priority: bool) -> None:
-        """Waits for a slot, to be returned with `give_back`; each queue is first in, first out."""
-        if self.take_free():  # then no task waits: `give_back` hands a slot directly to the next one
+        """Waits for a slot, which the caller must return with `give_back`; each queue is first in, first out."""
+        if self.take_free():  # a free slot means that no task waits: `give_back` hands slots directly to waiting tasks
             return
         lane = self._waiting[0 if priority else 1]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,7 +75,7 @@ class Slots:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.give_back()  # it got a slot and was cancelled at the same time
+                self.give_back()  # this task got a slot and was cancelled at the same time
             else:
                 lane.remove(future)
             raise

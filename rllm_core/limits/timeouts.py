@@ -1,4 +1,4 @@
-"""Timeouts and stall detection: every wait for third-party code is limited, even if it ignores cancellation."""
+"""Timeouts and stall detection: every wait for third-party code is limited, even if the code ignores cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm_core.plugins.blame import Frame, place_among
 
 ResultT = TypeVar("ResultT")
 
-GRACE_SECONDS = 5.0  # for cancelled code to clean up; then the run continues without it
+GRACE_SECONDS = 5.0  # time for cancelled code to clean up; then the run continues without waiting for it
 
 
 class Escaped(RuntimeError):
@@ -116,9 +116,9 @@ async def watch(progress: Callable[[], int], limit_seconds: float, where: Callab
     """Raises an error if there is no progress.
 
     Args:
-        progress: Returns a number that changes with every progress.
+        progress: Function that returns a number, which changes whenever there is progress.
         limit_seconds: Time without progress after which the run has stalled.
-        where: Describes where every rollout is.
+        where: Function that describes where every rollout is.
 
     Raises:
         StallError: If the number stays the same for longer.

@@ -1,1 +1,1 @@
-"""Files of a run, and who reads and draws them."""
+"""Files of a run, and the code that writes, reads and draws them."""

@@ -1,4 +1,4 @@
-"""The table of sampled answers: a row for each rollout of the recorded groups, for terminals and trackers."""
+"""Table of sampled answers, with a row for each rollout of the recorded groups, for terminals and trackers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COLUMNS = ("task", "question", "expected", "answer", "reward")
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether ``training.answers_table_every_steps`` asks for the table of a step."""
+    """Whether the table is due after a step, according to ``training.answers_table_every_steps``."""
     return every > 0 and step % every == 0
 
 
 def rows(groups: Sequence[RecordedGroup]) -> Iterator[list[Cell]]:
-    """Yields a row in the order of `COLUMNS` for each rollout; None where a rollout has no such value."""
+    """Yields a row in the order of `COLUMNS` for each rollout, with None for missing values."""
     for group in groups:
         expected = group.task.data.get("answer")
         for rollout in group.rollouts:

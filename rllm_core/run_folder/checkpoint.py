@@ -98,7 +98,7 @@ def check_backend_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Checks that the manifest of a checkpoint covers every file of the backend: torch may unpickle any of them.
 
     Raises:
-        RunError: If it does not.
+        RunError: If a file is missing from the manifest.
     """
     for path in sorted((folder / "backend").rglob("*")):
         name = path.relative_to(folder).as_posix()

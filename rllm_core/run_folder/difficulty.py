@@ -1,4 +1,4 @@
-"""Difficulty of the tasks for the policy: how many rollouts of each group solved their task."""
+"""Difficulty of the tasks for the policy: how many rollouts of each group solved the group's task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NONE, SOME, ALL = "groups_solved_by_none", "groups_solved_by_some", "groups_solv
 class Difficulty:
     """Counts groups by how many of their rollouts solved the task.
 
-    Includes the groups filtered since the last step: with ``filter_uniform_groups``, nearly all trained groups are
-    solved by some rollouts, so trained groups alone would not show the difficulty. Groups without ``is_correct`` do not
-    count.
+    Includes the groups filtered since the last step: with ``filter_uniform_groups``, in nearly all trained groups only
+    some rollouts solve the task, so trained groups alone would not show the difficulty. Groups without ``is_correct``
+    are not counted.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Difficulty:
 
 
 def _solved_by(episodes: Iterable[Episode]) -> list[str]:
-    """Returns the metric that a group counts for, if any."""
+    """Returns the metric that a group counts toward, as a list of one; empty if none."""
     judged = [episode.is_correct for episode in episodes if episode.is_correct is not None]
     if not judged:
         return []

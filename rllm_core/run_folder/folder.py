@@ -6,12 +6,12 @@
     plugins.json          versions of Python, the core and every plugin, one entry per launch
     metrics.jsonl         one object per optimizer step; the same seed and file give the same bytes
     timings.jsonl         seconds and tokens per second of each step, which differ from run to run
-    costs.jsonl           what every rollout, scored group and step has spent
+    costs.jsonl           costs of every rollout, scored group and step
     events.jsonl          events of every rollout, group, step, weight sync and checkpoint
     groups.jsonl          some whole groups of each step and validation; three files beside it belong to it
                           (`rllm_core.run_folder.recorded`)
     trajectories.jsonl    some complete episodes of each step and validation, if the run file asks for them
-    initial.json          the checkpoint of another run that the weights are from
+    initial.json          the checkpoint of another run that the initial weights come from
     summary.json          status and totals at the end of the run
     files.json, files/    copies of the user's files with code of the run
     reward.png            the reward over the steps (rllm-viewer, extra ``[plots]``)
@@ -154,7 +154,7 @@ class RunDir:
         return lock
 
     def keep_sources(self, sources: Sequence[str]) -> None:
-        """Copies files and classes of the user with code of the run; one that the folder has stays as it is."""
+        """Copies the user's files and classes with code of the run to the folder; existing copies stay as they are."""
         known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
         new = {source: content for source in sources if source not in known and (content := _content(source))}
         for source, content in new.items():
@@ -196,7 +196,7 @@ class RunDir:
             self.manifest = checkpoint.read(self.resumed)
         check_steps(run_file, config, self.manifest["step"] if self.manifest is not None else 0)
         if self.manifest is None or keeps_start or config.algorithm.kl.coefficient > 0:
-            # Also the weights of the reference policy, and of a judge that stays as it was.
+            # They are also the weights of the reference policy, and of a judge that is not trained.
             self.initial = initial.checked(config, self.read_json(initial.FILE))
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lost = self.path / "lost" / str(self.incarnation - 1)

@@ -1,7 +1,8 @@
-"""Groups as lines of ``groups.jsonl``: all rollouts of a task, and what was trained of them.
+"""Groups as lines of ``groups.jsonl``: all rollouts of a task, and which parts of them were trained.
 
-A line leaves out what its reader can restore: fields with their default, the prompt that rollouts share, and the part
-of a conversation that a step continues. Token ids and numbers are packed (`rllm_core.tokens.packed`).
+A line leaves out everything that its reader can restore: fields with their default value, the prompt that rollouts
+share, and the part of a conversation that a step continues. Token ids and other numbers are packed
+(`rllm_core.tokens.packed`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ RULES = ("first", "best", "worst", "divided")
 """Rules for the groups to record, which take turns: the oldest, highest and lowest mean reward, largest spread."""
 
 MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
-"""Numbers of trained tokens that a rollout may have."""
+"""Names of the per-token values that a rollout may have for its trained tokens."""
 
 PerStep = Sequence[Floats | None]
-"""``(completion_tokens,)`` numbers of each step of a trajectory, or None for a step that was not trained."""
+"""Values of shape ``(completion_tokens,)`` for each step of a trajectory; None for a step that was not trained."""
 
 Rewards = Callable[[int], Sequence[float]]
 
@@ -43,11 +44,11 @@ class RecordedRollout:
     Attributes:
         outcome: ``trained``, ``filtered``, ``failed`` or ``validation``.
         reason: Reason of the outcome, as in the rollout accounting.
-        advantages: Advantages as they were trained, per trajectory and step; empty if nothing was trained.
-        corrections: Weights of the off-policy corrections, likewise; empty without corrections.
-        trainer_logprobs: Log-probabilities under the weights before the step, likewise; empty if the backend did not
-            compute them.
-        entropies: Entropies under these weights, likewise.
+        advantages: Advantages used in training, per trajectory and step; empty if nothing was trained.
+        corrections: Weights of the off-policy corrections, per trajectory and step; empty without corrections.
+        trainer_logprobs: Log-probabilities under the weights before the optimizer step, per trajectory and step; empty
+            if the backend did not compute them.
+        entropies: Entropies under the same weights, in the same form.
     """
 
     episode: Episode
@@ -60,7 +61,7 @@ class RecordedRollout:
 
     @property
     def reward(self) -> float | None:
-        """Total reward of its trajectories together; None if they have none."""
+        """Sum of the rewards of all its trajectories; None if they have none."""
         rewards = [trajectory.total_reward for trajectory in self.episode.trajectories if trajectory.has_reward]
         return sum(rewards) if rewards else None
 
@@ -73,7 +74,7 @@ class RecordedGroup:
         step: Optimizer step that trained the group, or after which it was filtered or validated.
         group: Position of the task in the run's task stream; None in a validation.
         kept: Why this group was recorded, such as ``best``.
-        weight_version: Oldest weight version that sampled any of it, or None.
+        weight_version: Oldest weight version that sampled any of the group's tokens, or None.
     """
 
     step: int
@@ -126,14 +127,14 @@ def chosen(rewards: Rewards, among: int, groups: int, turn: int) -> list[tuple[i
     """Chooses the groups of a step to record.
 
     Args:
-        rewards: Returns the rewards of the trajectories of the group at a position; empty if it has none. Called only
-            if a rule needs them, and once per group.
-        among: Number of groups of the step.
+        rewards: Function that returns the rewards of the trajectories of the group at a position, if it has any. Called
+            only if a rule needs them, and at most once per group.
+        among: Number of groups in the step.
         groups: Number of groups to choose.
-        turn: Number of the step; the rules continue where those of the step before ended.
+        turn: Number of the step; the rules continue where they stopped in the previous step.
 
     Returns:
-        Position and rule of each chosen group. Ties go to the first, and no group is chosen twice.
+        Position and rule of each chosen group. Ties go to the first group, and no group is chosen twice.
     """
     left = list(range(among))
     of_group = cache(rewards)
@@ -155,13 +156,13 @@ def chosen(rewards: Rewards, among: int, groups: int, turn: int) -> list[tuple[i
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean of the values that are known; None without any."""
+    """Returns the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return _mean(known) if known else None
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)  # exactly rounded, so that a verifier finds the same ties
+    return math.fsum(values) / len(values)  # exactly rounded, so that `rllm-core verify` finds the same ties
 
 
 def _variance(values: Sequence[float]) -> float:
@@ -171,10 +172,10 @@ def _variance(values: Sequence[float]) -> float:
 
 @dataclass
 class _Line:
-    """Writes and restores the episodes of one line, which leave out what they share.
+    """Writes and restores the episodes of one line, which leave out shared fields.
 
     Attributes:
-        first: First step of each trajectory number, of the first episode that has it.
+        first: First step of each trajectory number, from the first episode that has such a trajectory.
     """
 
     task_id: str
@@ -196,7 +197,7 @@ class _Line:
         return fields
 
     def _shared(self, number: int, opening: Step) -> Sequence[str]:
-        """Returns the fields of a trajectory's first step that an earlier episode has."""
+        """Returns the fields of a trajectory's first step that an earlier episode has already written."""
         earlier = self.first.setdefault(number, opening)
         return SHARED_FIELDS if earlier is not opening and _same_prompt(earlier, opening) else ()
 
@@ -267,7 +268,7 @@ def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
 
 
 def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | None, Mapping[str, Any]]]:
-    if len(trajectory.steps) == 1:  # as in short rollouts, whose time is that of such calls
+    if len(trajectory.steps) == 1:  # fast path: such calls dominate the time that short rollouts take
         return [(trajectory.steps[0], None, {})]
     before: Sequence[Step | None] = [None, *trajectory.steps]
     return zip(trajectory.steps, before, differences(trajectory.steps), strict=False)
@@ -309,7 +310,7 @@ def _defaults(kind: type[Record]) -> dict[str, Any]:
 
 
 def _numbers(array: Floats | None) -> Any:
-    """Returns one number if all are equal, or else all of them packed."""
+    """Returns a single number if all are equal, otherwise the packed array."""
     if array is None:
         return None
     # Most arrays differ at their ends; argmin and argmax avoid the setup cost of a reduction.

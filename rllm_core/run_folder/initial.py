@@ -1,4 +1,4 @@
-"""The checkpoint of another run whose weights a run starts from: ``training.init_from``."""
+"""Initial weights from a checkpoint of another run: ``training.init_from``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class InitialWeights:
     """A complete checkpoint of another run.
 
     Attributes:
-        run: Its run folder.
-        step: Optimizer steps that it was saved after.
+        run: Run folder of the other run.
+        step: Number of optimizer steps after which the checkpoint was saved.
     """
 
     run: Path
@@ -34,7 +34,7 @@ class InitialWeights:
         """Finds the checkpoint ``RUN:STEP``, or the latest one of ``RUN``.
 
         Raises:
-            ConfigError: If there is none.
+            ConfigError: If there is no such checkpoint.
         """
         run, step = _split(reference)
         if not (run / "run.toml").is_file():
@@ -86,7 +86,7 @@ class InitialWeights:
 
 
 def with_step(config: RunConfig) -> RunConfig:
-    """Returns a run file whose ``training.init_from``, if set, names the step of a checkpoint that exists.
+    """Returns a run file whose ``training.init_from``, if set, names the step of an existing checkpoint.
 
     Raises:
         ConfigError: If the checkpoint does not exist.
@@ -96,7 +96,7 @@ def with_step(config: RunConfig) -> RunConfig:
 
 
 def with_step_of(run_file: Path, config: RunConfig) -> RunConfig:
-    """Returns a run file for a resume: the step that it does not name is that of the run's own run file."""
+    """Returns a run file for a resume; if it names no step, it gets the step in the run's own run file."""
     known: dict[str, Any] = tomllib.loads(run_file.read_text(encoding="utf-8")).get("training", {})
     before, now = known.get("init_from"), config.training.init_from
     if before is None or now is None or _split(before)[0] != Path(now):
@@ -105,14 +105,14 @@ def with_step_of(run_file: Path, config: RunConfig) -> RunConfig:
 
 
 def checked(config: RunConfig, recorded: dict[str, Any] | None = None) -> InitialWeights | None:
-    """Returns the initial weights of a run, after all checks; None if they are those of the model.
+    """Returns the initial weights of a run after all checks; None if the run starts from the model's own weights.
 
     Args:
         config: Run file.
-        recorded: Content of ``initial.json`` of a run that started from them before.
+        recorded: Content of the run's ``initial.json`` from an earlier launch, or None.
 
     Raises:
-        ConfigError: If they do not exist, do not fit the run, or are not the recorded ones.
+        ConfigError: If the weights do not exist, do not fit the run, or are not the recorded ones.
         RunError: If the checkpoint is damaged.
     """
     if config.training.init_from is None:

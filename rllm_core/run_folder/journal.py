@@ -14,7 +14,7 @@ from rllm_core.errors import RunError
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Converts disk errors to one line that names the file, or ``path`` if the error names none.
+    """Converts disk errors to one-line errors that name the file, or ``path`` if the error names none.
 
     Raises:
         RunError: For an `OSError`.
@@ -114,7 +114,7 @@ _line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
-    """Truncates ``path`` to ``offset_bytes``, and moves the rest to the file ``lost``.
+    """Truncates ``path`` to ``offset_bytes``, and moves the remaining bytes to the file ``lost``.
 
     Raises:
         ValueError: If the file is shorter than ``offset_bytes``.

@@ -154,7 +154,7 @@ def record_step(
 
 
 def record_teacher(metrics: MetricsAggregator, consumed: Sequence[ConsumedGroup]) -> None:
-    """Records how far the policy is from its teacher, over the scored tokens."""
+    """Records the distance between the policy and its teacher, over the scored tokens."""
     sampled = [step for t in _trajectories(consumed) for step in t.steps if step.weight_version is not None]
     steps = [step for step in sampled if step.advantages is not None]
     unscored = sum(len(step.metadata.get(UNSCORED_TOKENS, ())) for step in steps)
@@ -166,7 +166,7 @@ def record_teacher(metrics: MetricsAggregator, consumed: Sequence[ConsumedGroup]
 
 
 def _trajectories(consumed: Sequence[ConsumedGroup]) -> list[Trajectory]:
-    """Returns the trained trajectories, and those of groups that were filtered without replacement.
+    """Returns the trajectories of trained groups, and of groups that were filtered without replacement.
 
     Rewards of trained groups alone would not describe the policy.
     """

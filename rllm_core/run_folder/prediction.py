@@ -1,4 +1,4 @@
-"""Predicts what a run will spend, from what another run has spent, or from assumptions that it names."""
+"""Predicts the costs of a run from the costs of another run, or from assumptions that it names."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rllm_core.errors import ConfigError
 from rllm_core.run_folder.journal import read_json_lines
 from rllm_core.run_folder.recorded import COSTS
 
-LAST_SHARE = 3  # the steps that follow those of the other run are like its last third
+LAST_SHARE = 3  # steps beyond those of the other run are assumed to cost as much as its last third
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run is expected to spend.
+    """Expected costs of a run.
 
     Attributes:
         kinds: Amounts by kind.
-        how: How they were found, in a sentence.
+        how: How the amounts were predicted, in one sentence.
     """
 
     kinds: dict[str, Spent]
     how: str
 
     def to_dict(self, config: RunConfig) -> dict[str, Any]:
-        """Returns the prediction for ``--dry-run --json``, in the form of the costs in ``summary.json``."""
+        """Returns the prediction for ``--dry-run --json``, in the same form as the costs in ``summary.json``."""
         by_kind = {kind: spent.to_dict() for kind, spent in sorted(self.kinds.items())}
         return {**amounts_of(self.kinds, config.costs), "by_kind": by_kind, "how": self.how}
 
@@ -39,9 +39,9 @@ def predict(config: RunConfig, validation_rollouts: int, like: Path | None) -> P
     """Predicts the costs of a run.
 
     Args:
-        config: Its run file.
-        validation_rollouts: Rollouts of each validation.
-        like: Run folder to learn from; None to assume one call for each rollout.
+        config: Run file.
+        validation_rollouts: Number of rollouts per validation.
+        like: Folder of the run to predict from; None to assume one call per rollout.
 
     Raises:
         ConfigError: If the folder holds no run with steps and costs.
@@ -95,7 +95,7 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
 
 
 def _by_step(lines: Sequence[dict[str, Any]]) -> tuple[list[list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Returns the lines of training that were written up to the end of each step, and those after the last one."""
+    """Returns the lines of training, grouped by the step they were written in, and those after the last step."""
     steps: list[list[dict[str, Any]]] = [[]]
     for line in lines:
         if not _is_of(line, "validation-"):

@@ -56,7 +56,7 @@ class Progress:
         """Shows one line."""
 
     def stop(self) -> None:
-        """Called when the run has ended, successfully or not."""
+        """Called when the run has ended, even after an error."""
 
     def closing(self, text: str) -> None:
         """Shows one final line, after `stop`."""
@@ -137,7 +137,7 @@ class _Told(Progress):
     closing = note
 
     def _left(self, step: int, step_seconds: float) -> str:
-        """Estimates the time left from the pace since the first step, without loading and validation."""
+        """Estimates the time left from the pace since the first step, excluding loading and validation."""
         if self._began is None:
             self._began = time.monotonic() - step_seconds
         return _clock((time.monotonic() - self._began) / (step - self._first) * (self._steps - step))

@@ -1,4 +1,4 @@
-"""Reads the recorded groups of a run folder: an index of all, and any one of them without reading the others.
+"""Reads the recorded groups of a run folder: an index of all groups, and single groups without reading the others.
 
 ::
 
@@ -28,16 +28,16 @@ COSTS = "costs"
 
 @dataclass(frozen=True)
 class IndexedGroup:
-    """Entry of the index: where a group is, and what it is chosen by.
+    """Index entry: the position of a group, and the fields that readers select groups by.
 
     Attributes:
-        offset: Position of its line in ``groups.jsonl``, in bytes.
+        offset: Position of the group's line in ``groups.jsonl``, in bytes.
         length: Length of the line in bytes, without the newline.
-        step: See `RecordedGroup`, as for the following ones.
-        task: Id of its task.
-        kept: Why it was recorded, such as ``best``.
-        rewards: ``(rollouts,)`` total reward of each rollout's trajectories together; None for a rollout without.
-        solved: ``(rollouts,)`` whether each rollout is correct; None where this is not known.
+        step: See `RecordedGroup`, also for attributes that are not listed here.
+        task: Id of the group's task.
+        kept: Why the group was recorded, such as ``best``.
+        rewards: ``(rollouts,)`` total reward of each rollout's trajectories; None for a rollout without rewards.
+        solved: ``(rollouts,)`` whether each rollout is correct; None where unknown.
     """
 
     offset: int
@@ -73,12 +73,12 @@ class IndexedGroup:
         return mean(self.rewards)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the line of the entry."""
+        """Returns the entry as JSON data, for its line."""
         return dict(self.__dict__)
 
 
 def index_of(run: Path) -> list[IndexedGroup]:
-    """Returns the entries of all recorded groups of a run folder, oldest first; of a running run, those so far."""
+    """Returns the entries of all groups recorded so far in a run folder, oldest first."""
     return [IndexedGroup(**line) for line in read_json_lines(run / f"{INDEX}.jsonl")]
 
 
@@ -86,7 +86,7 @@ def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:
     """Reads one group.
 
     Raises:
-        RunError: If the file does not have it there.
+        RunError: If the group is not at the entry's position in the file.
     """
     path = run / f"{GROUPS}.jsonl"
     try:
@@ -98,10 +98,10 @@ def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:
 
 
 def texts_of_tokens(run: Path) -> dict[int, str]:
-    """Returns the text of every token id that the recorded groups have; empty if the run has no tokens."""
+    """Returns the text of every token id in the recorded groups; empty if the run has no ``tokens.jsonl``."""
     return {line["id"]: line["text"] for line in read_json_lines(run / f"{TOKENS}.jsonl")}
 
 
 def timings_of(run: Path) -> dict[str, dict[str, Any]]:
-    """Returns the line of ``group_timings.jsonl`` of each rollout, by its id."""
+    """Returns each rollout's line in ``group_timings.jsonl``, by rollout id."""
     return {line["rollout"]: line for line in read_json_lines(run / f"{TIMINGS}.jsonl")}

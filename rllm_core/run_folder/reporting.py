@@ -28,7 +28,7 @@ class Reporter:
         self.trackers = trackers
         self.metrics = MetricsAggregator(CORE_METRICS)
         self.failures = FirstFailures()
-        self._unscored = False  # whether any group was
+        self._unscored = False  # whether any group could not be scored
         self._named_roles = set(config.algorithm.roles)  # from the run file; cleared after the check
 
     def event(self, event: str, **fields: Any) -> None:
@@ -52,7 +52,7 @@ class Reporter:
             self.progress.problem(episode)
 
     def scored(self, group: int, task_id: str, rewards: Mapping[str, float | None], error: str | None) -> None:
-        """Records the rewards that the group scorer gave; ``error`` says why it could not give any."""
+        """Records the rewards from the group scorer; ``error`` is the reason if it could not score the group."""
         self.event("score", group=group, rewards=rewards, **({} if error is None else {"error": error}))
         if error is not None:
             self.unscored(task_id, error)
@@ -87,7 +87,7 @@ class Reporter:
     def _look_for_roles(self, found: set[str]) -> None:
         """Notes configured roles that are missing from the first trained groups; roles are known only now."""
         if not found:
-            return  # all filtered
+            return  # all groups were filtered
         for role in sorted(self._named_roles - found):
             self.progress.note(
                 f"algorithm.roles.{role} matches no group so far: the first groups have roles "
@@ -119,7 +119,7 @@ class Reporter:
         return metrics
 
     def answers(self, step: int, groups: Sequence[RecordedGroup]) -> None:
-        """Sends the table of the sampled answers of a step to the trackers, if it is due."""
+        """Sends the table of a step's sampled answers to the trackers, if it is due."""
         if answers_table.is_due(self.config.training.answers_table_every_steps, step):
             self.trackers.log_table(answers_table.NAME, step, answers_table.COLUMNS, list(answers_table.rows(groups)))
 
@@ -161,8 +161,8 @@ class Reporter:
 def _outcome(episode: Episode) -> str:
     """Formats the outcome of a rollout as fields of a JSON object.
 
-    ``rllm-core verify`` checks metrics against it. It is written when the rollout ends, before other code can
-    change the episode.
+    ``rllm-core verify`` checks metrics against this outcome, which is written when the rollout ends, before other code
+    can change the episode.
     """
     parts = []
     for trajectory in episode.trajectories:

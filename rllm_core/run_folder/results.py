@@ -1,4 +1,4 @@
-"""What the loop reports: groups it trained, results of validations, and the work in flight."""
+"""Records that the training loop reports: trained groups, validation results, and the work in flight."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ValidationResult:
     """Result of one validation.
 
     Attributes:
-        step: Optimizer steps of the weights.
+        step: Number of optimizer steps behind the weights.
         weight_version: Weight version that was measured.
         rollouts: Successful rollouts.
         failed: Failed rollouts; excluded from the fields below.
         reward_mean: Mean total reward; None if no rollout succeeded or there are no rewards.
         solved: Share of rollouts that are correct; None if the workflow does not set ``is_correct``.
         nll_per_token: Mean negative log-likelihood of the target tokens, in nats; None if there are none.
-        metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over the rollouts with it.
+        metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over rollouts that have it.
         retries: Failed attempts that were retried; excluded from all other fields.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a run can be resumed with a run file: which keys may have changed since it was started."""
+"""Checks whether a run can be resumed with a run file: which keys may have changed since the run was started."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ RESUMABLE = frozenset(
         ("rollout", "python"),
     }
 )
-"""Keys that may change on resume, because nothing trained so far depends on them; as well as all of ``[costs]``."""
+"""Keys that may change on resume because nothing trained so far depends on them. All of ``[costs]`` may change, too."""
 
 
 def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
-    """Returns the keys that forbid a resume: those that differ from the run's own run file, and may not."""
+    """Returns the keys that prevent a resume: they differ from the run's own run file, but must not change."""
     before = tomllib.loads(run_file.read_text(encoding="utf-8"))
     now = tomllib.loads(to_toml(config.to_tables()))
     return _changed_keys(before, now, ignored=_of_trackers(before, config) | {"costs"})
 
 
 def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
-    """Checks that the steps that a run has trained would have been the same with its new number of planned steps.
+    """Checks that the new number of planned steps would not have changed the steps that a run has trained.
 
     Args:
         run_file: The run's own run file.
-        config: Run file to resume it with.
+        config: Run file to resume the run with.
         trained: Optimizer steps done.
 
     Raises:
@@ -82,7 +82,7 @@ def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
 
 
 def _of_trackers(before: dict[str, Any], config: RunConfig) -> frozenset[str]:
-    """Returns the sections of old and new trackers, since trackers and their settings may change."""
+    """Returns the section names of old and new trackers, since trackers and their settings may change."""
     trackers = {*before.get("training", {}).get("trackers", ()), *config.training.trackers}
     return frozenset(trackers - {section_name(config.workflow), config.backend, config.parser})
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What a run has written so far; every property reads the files anew.
+    """The files that a run has written so far; every property reads them anew.
 
         run = Run("runs/sort-20260101-120000")
         run.metrics["reward_mean"]
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``completed``, ``interrupted`` or ``failed``; ``unfinished`` while it runs, and if it was killed."""
+        """``completed``, ``interrupted`` or ``failed``; ``unfinished`` while the run is active, or if it was killed."""
         return str(self.summary.get("status", "unfinished"))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Content of ``summary.json``; empty while it runs, and if it was killed."""
+        """Content of ``summary.json``; empty while the run is active, or if it was killed."""
         path = self.path / "summary.json"
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return found
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def validations(self) -> list[dict[str, Any]]:
-        """Results of the validations, the first from before step 1."""
+        """Results of the validations, starting with the one before step 1."""
         found: list[dict[str, Any]] | None = self.summary.get("validation")
         if found is not None:
             return found
@@ -86,7 +86,7 @@ class Run:
 
         Args:
             step: Step of the groups; None for all.
-            validation: True for those of validations only, False for those of training only.
+            validation: True for groups of validations only, False for groups of training only; None for both.
 
         Raises:
             RunError: If the files are damaged.
@@ -103,7 +103,7 @@ class Run:
                 yield rollout.episode
 
     def plot(self) -> Figure:
-        """Draws the reward over the steps, which a notebook shows.
+        """Draws the reward over the steps, as a figure that a notebook shows.
 
         Raises:
             RunError: If rllm-viewer or matplotlib is not installed.

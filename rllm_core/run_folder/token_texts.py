@@ -1,4 +1,4 @@
-"""Text of every token id that the recorded groups of a run have, so that a reader needs no tokenizer."""
+"""Text of every token id in the recorded groups of a run, so that a reader needs no tokenizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Spell = Callable[[int], bytes]
 
 
 class TokenTexts:
-    """Writes ``tokens.jsonl``: each id once, with its text, and its bytes if they are not a whole text of their own.
+    """Writes ``tokens.jsonl``: each id once, with its text, and its bytes if they are not valid text by themselves.
 
     Args:
         parser: Parser that knows the tokens, or None.
-        note: Called with the reason if it cannot spell them; the run goes on without the file.
+        note: Called with the reason if the parser cannot spell them; the run continues without the file.
     """
 
     def __init__(self, run_dir: RunDir, parser: BaseParser | None, note: Callable[[str], None]) -> None:
@@ -34,7 +34,7 @@ class TokenTexts:
         self._know([line["id"] for line in read_json_lines(self._lines.path)])
 
     def write(self, episodes: Iterable[Episode]) -> None:
-        """Writes the ids of these episodes that are new."""
+        """Writes the ids in these episodes that are not in the file yet."""
         if self._spell is None:
             return
         ids = _ids(episodes)
@@ -44,7 +44,7 @@ class TokenTexts:
         self._lines.write_all(_line(number, self._spell(number)) for number in new)
 
     def _know(self, ids: TokenIds | list[int]) -> list[int]:
-        """Marks ids as known, and returns those that were not, sorted."""
+        """Marks ids as known, and returns the newly marked ones, sorted."""
         new = [number for number in np.unique(ids).tolist() if not self._knows(number)]
         if new and new[-1] >= len(self._is_known):
             self._is_known = np.concatenate((self._is_known, np.zeros(new[-1] + 1 - len(self._is_known), bool)))
@@ -60,7 +60,7 @@ class TokenTexts:
             return None
         try:
             vocabulary = self._parser.vocabulary()
-        except Exception as error:  # any code of a third party; only the texts of tokens are lost
+        except Exception as error:  # third-party code; a failure loses only the texts of tokens
             self._note(f"no tokens.jsonl: {error}")
             return None
         names = {number: name.encode() for name, number in vocabulary.control_ids.items()}

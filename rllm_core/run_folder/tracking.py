@@ -1,6 +1,6 @@
-"""Sends metrics to the trackers of a run, without letting them stop or delay training.
+"""Sends metrics to the trackers of a run, without letting the trackers stop or delay training.
 
-Every tracker has its own thread that makes its calls one after another; training only adds them to the thread's queue.
+Every tracker has its own thread, which makes its calls one after another; training only adds calls to its queue.
 A tracker that raises, takes too long for a call or falls too far behind is switched off for the rest of the run. The
 run reports this once and records it in ``summary.json``.
 """

@@ -60,7 +60,7 @@ class OpenEngine:
     Attributes:
         engine: The engine.
         lockstep: Whether its results depend on the rest of the batch (see `RequestMerger`).
-        backend: Backend that it belongs to, or None.
+        backend: Backend that the engine belongs to, or None.
     """
 
     engine: RolloutEngine
@@ -70,7 +70,7 @@ class OpenEngine:
 
 @asynccontextmanager
 async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> AsyncIterator[OpenEngine]:
-    """Opens the engine of the run's backend, with the weights of a checkpoint, or the initial ones of the run.
+    """Opens the engine of the run's backend, with the weights of a checkpoint or the run's initial weights.
 
     Raises:
         ConfigError: If the checkpoint does not exist, or the initial weights do not fit the run.

@@ -39,7 +39,7 @@ from rllm_core.training.trainer import Trainer
 from rllm_core.workflow import Workflow
 
 SHUTDOWN_TIMEOUT_SECONDS = 60.0  # for the backend
-WORKERS_FOLDER = "workers"  # of the run folder; what lost workers printed
+WORKERS_FOLDER = "workers"  # in the run folder; output of lost workers
 CLOSING_TIMEOUT_SECONDS = 10.0  # for the workflow, and for its services
 
 __getattr__ = moved_names(__name__)
@@ -54,14 +54,14 @@ async def opened(
     settled: Callable[[], None] = lambda: None,
     folder: Path | None = None,
 ) -> AsyncIterator[None]:
-    """Opens a workflow for all rollouts, and closes it and its services however they end.
+    """Opens a workflow for all rollouts, and closes it and its services even after an error.
 
     Args:
         host: Host of the workflow; or the workflow, to open it in this process.
         config: Run file, for the timeout.
         note: Called with a message if closing fails, which does not fail the run.
         settled: See `RolloutHost.open`.
-        folder: Likewise.
+        folder: See `RolloutHost.open`.
 
     Raises:
         StallError: If opening times out.
@@ -83,7 +83,7 @@ async def opened(
 
 
 async def _close(what: str, close: Callable[[], Awaitable[None]], seconds: float, note: Callable[[str], None]) -> bool:
-    """Closes third-party code after the rollouts, and notes a failure; returns False if it does not end in time."""
+    """Closes third-party code after the rollouts, and notes a failure; returns False if closing times out."""
     try:
         await within(seconds, what, close())
     except StallError as stuck:
@@ -104,7 +104,7 @@ async def train(
         path: Run folder.
         resume: Whether to continue the run in the folder.
         progress: Progress display.
-        guard: Guard that ends the process if its event loop is blocked; None if the process is not the run's own.
+        guard: Guard that ends the process if its event loop is blocked; None if the process has other work.
 
     Raises:
         Interrupted: After SIGINT or SIGTERM, and when the budget is spent; the run can be resumed.
@@ -144,9 +144,9 @@ class _Launch:
         }
 
     async def train(self, *, restarted: bool) -> None:
-        """Trains; ``restarted`` says that there was no checkpoint to resume from."""
+        """Trains; ``restarted`` means that there was no checkpoint to resume from."""
         config, assembly, run_dir, progress = self.config, self.assembly, self.run_dir, self.progress
-        async with AsyncExitStack() as at_end:  # what is entered last ends first, even if something else fails
+        async with AsyncExitStack() as at_end:  # closes in reverse order, even if something fails
             at_end.push_async_callback(self._conclude)
             at_end.push_async_callback(lambda: self.trackers.finish(self.summary["status"]))
             at_end.callback(self._count)
@@ -297,9 +297,9 @@ def how_to_continue(workflow: str, path: Path) -> str:
 def _rare_collections() -> Iterator[None]:
     """Keeps garbage collections short.
 
-    Imported and allocated objects stay: no garbage collection needs to walk this half a million again. A collection
-    blocks the event loop while it walks its generation, so young collections must be frequent to be short. Rollouts
-    create hardly any reference cycles, so old ones can be rare.
+    The half a million objects imported and allocated so far stay alive, so no collection needs to walk them again. A
+    collection blocks the event loop while it walks its generation, so young collections must be frequent to be short.
+    Rollouts create hardly any reference cycles, so collections of the older generations can be rare.
     """
     thresholds = gc.get_threshold()
     gc.collect()

@@ -16,8 +16,8 @@ from rllm_core.training.trainer import Trainer
 class Signals:
     """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
 
-    Signals reach only the main thread of a process, and loops that it relays them to (`rllm_core.limits.loop_thread`).
-    In other threads this does nothing.
+    Signals reach only the main thread of a process, and event loops that it relays them to
+    (`rllm_core.limits.loop_thread`). In other threads, the handlers do nothing.
 
     Attributes:
         trainer: Trainer to interrupt; before it is set, a signal cancels the launch.

@@ -1,4 +1,4 @@
-"""Starts trainings and evaluations: the same for the command line and for Python programs."""
+"""Starts training and evaluation runs, for both the command line and Python programs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LONGEST_NAME = 100  # of a run folder, without its date
 
 
 def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -> str:
-    """Returns what to train, for `rllm_core.assembly.resolution.resolve_run`.
+    """Returns the target to train, for `rllm_core.assembly.resolution.resolve_run`.
 
     Args:
-        target: What the user named; None for the run file of the run to resume.
+        target: Target that the user named; None for the run file of the run to resume.
         run_dir: Run folder; None for a new one.
         resume: Whether to continue the run in the folder.
 
-    Raises:
-        ConfigError: If there is none.
+        Raises:
+        ConfigError: If there is no target.
     """
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
@@ -44,7 +44,7 @@ def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -
 
 
 def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
-    """Returns what to evaluate: what the user named, or else the run file of the run that a checkpoint belongs to.
+    """Returns the target to evaluate: the one that the user named, or else the run file of the checkpoint's run.
 
     Raises:
         ConfigError: If there is none.
@@ -60,7 +60,7 @@ def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Returns the run folder that a checkpoint belongs to, which may be the checkpoint itself; None without one."""
+    """Returns the run folder that a checkpoint belongs to, or ``checkpoint`` itself if it is one; None if neither."""
     folders = (checkpoint, *checkpoint.absolute().parents[:2])
     return next((folder for folder in folders if (folder / "run.toml").is_file()), None)
 
@@ -90,7 +90,7 @@ def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_proce
     Args:
         parts: Parts of the run.
         path: Run folder.
-        left: List that receives the names of what did not stop.
+        left: List that receives descriptions of tasks and threads that did not stop.
         resume: Whether to continue the run in the folder.
         owns_process: Whether the process exists only for the run, and ends if the event loop blocks.
 
@@ -117,7 +117,7 @@ def evaluate(
     """Evaluates a model on a workflow; see `rllm_core.from_python.evaluate`, where ``samples`` is ``n``.
 
     Args:
-        left: List that receives the names of what did not stop.
+        left: List that receives descriptions of tasks and threads that did not stop.
         owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
     """
     wanted = tuple(sorted(set(ks or (1, samples))))

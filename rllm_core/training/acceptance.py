@@ -1,7 +1,7 @@
 """Validation of the episodes that workflows return: task, steps, rewards and metrics.
 
-A workflow may return anything. An accepted episode is a copy that the workflow can no longer change. All else is
-rejected with the problem, what to return instead, and the location of ``run``.
+A workflow may return anything. An accepted episode is a copy that the workflow can no longer change. Anything else is
+rejected with an error that names the problem, the expected return value, and the location of ``run``.
 """
 
 from __future__ import annotations
@@ -166,4 +166,4 @@ def _owned(record: Any) -> Any:
             fields[name] = dict(value)
     if type(record) in (Episode, Trajectory):
         return type(record)._trusted(**fields)
-    return record.model_copy(update=fields)  # a plugin's subclass may hold more than fields
+    return record.model_copy(update=fields)  # a plugin's subclass may have state besides its fields

@@ -32,12 +32,12 @@ class Books:
             self._ended[account][reason] += rollouts
 
     def total(self, account: Account) -> int:
-        """Returns the rollouts with an outcome, over all reasons."""
+        """Returns the number of rollouts with an outcome, over all reasons."""
         return self._ended[account].total()
 
     @property
     def open(self) -> int:
-        """Rollouts without an outcome so far: in flight or buffered."""
+        """Number of rollouts without an outcome so far: in flight or buffered."""
         return self.dispatched - sum(self.total(account) for account in ACCOUNTS)
 
     def check(self, outstanding: int) -> None:
@@ -58,7 +58,7 @@ class Books:
         return {"dispatched": self.dispatched, **{account: self.total(account) for account in ACCOUNTS}}
 
     def by_reason(self) -> dict[str, dict[str, int]]:
-        """Returns rollouts by outcome and reason."""
+        """Returns the number of rollouts by outcome and reason."""
         return {account: dict(sorted(self._ended[account].items())) for account in ACCOUNTS if self._ended[account]}
 
     def state_after_restart(self, kept: int = 0) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class GroupBuffer:
         return ordinals
 
     def close(self, error: BaseException) -> None:
-        """Says that no group will be added; every `take` that would wait for one raises ``error``."""
+        """Marks that no group will be added; every `take` that would wait for one raises ``error``."""
         self._end = error
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""The books of what a run spends, over all its launches, and the budget that ends it."""
+"""Cost accounting of a run over all its launches, and the budget that ends the run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rllm_core.run_folder.recorded import COSTS
 
 
 class Costs(Tally):
-    """Everything that a run has spent.
+    """Total costs of a run.
 
-    Every rollout, scored group and optimizer step writes a line to ``costs.jsonl`` when it ends. The lines of the
-    launches before, those that were lost as well, are where this launch begins.
+    Every rollout, scored group and optimizer step writes a line to ``costs.jsonl`` when it ends. A resumed launch
+    starts from the sum of all earlier lines, including those that moved to ``lost/``.
 
     Args:
         config: Prices.
         run_dir: Run folder.
 
     Attributes:
-        changed: Called after each change; None if nobody needs to know.
+        changed: Called after each change, or None.
     """
 
     __slots__ = ("_lines", "changed", "config")
@@ -46,7 +46,7 @@ class Costs(Tally):
             self.changed()
 
     def write(self, tally: Tally, of: Mapping[str, Any]) -> None:
-        """Appends a line."""
+        """Appends a line with the costs in ``tally``; ``of`` identifies their source."""
         if kinds := tally.to_dict():
             self._lines.write({**of, "costs": kinds})
 
@@ -55,7 +55,7 @@ class Costs(Tally):
         return amounts_of(self.kinds, self.config)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the books for ``summary.json``."""
+        """Returns the costs for ``summary.json``."""
         by_kind = {}
         for kind, spent in sorted(self.kinds.items()):
             money = money_of({kind: spent}, self.config) if kind in self.config.prices else None
@@ -66,15 +66,15 @@ class Costs(Tally):
 class Budget:
     """Decides whether a run can afford to start rollouts.
 
-    A group starts only if it fits beside those in progress, each as dear as the dearest so far. Before the first one
-    has ended, one starts at a time.
+    A group starts only if the budget covers all rollouts then in progress, each at the cost of the most expensive one
+    so far. Until the first group has ended, only one runs at a time.
 
     Args:
-        costs: Books.
+        costs: Costs of the run so far.
 
     Attributes:
-        limits: Limits by their keys.
-        dearest: Amounts of the dearest rollouts so far, likewise.
+        limits: Limits by their keys in the run file.
+        dearest: Highest amounts per rollout so far, by the same keys.
         on_spent: Called once, when a limit is reached.
     """
 
@@ -91,7 +91,7 @@ class Budget:
             costs.changed = self._changed
 
     def fits(self, rollouts: int) -> bool:
-        """Whether some rollouts fit beside those in progress."""
+        """Whether the budget covers this many rollouts in addition to those in progress."""
         if not self.limits:
             return True
         if self._running and not self.dearest:
@@ -103,7 +103,7 @@ class Budget:
         )
 
     async def waited(self) -> bool:
-        """Waits until rollouts in progress have ended; returns False if there are none."""
+        """Waits until some rollouts in progress have ended; returns False if there are none."""
         if not self._running:
             return False
         self._ended.clear()
@@ -115,14 +115,14 @@ class Budget:
         self._running += rollouts
 
     def end(self, rollouts: int, tally: Tally) -> None:
-        """Ends rollouts, which have spent ``tally`` together."""
+        """Counts rollouts as ended; ``tally`` is their total cost."""
         self._running -= rollouts
         self._ended.set()
         for name, amount in amounts_of(tally.kinds, self.costs.config).items() if self.limits else ():
             self.dearest[name] = max(self.dearest.get(name, 0.0), amount / rollouts)
 
     def problem(self) -> str:
-        """Says why the run cannot go on."""
+        """Explains why the run cannot continue."""
         spent, units = self.costs.amounts(), {"tokens": " tokens", "calls": " calls", "money": ""}
         for name, limit in self.limits.items():
             said = f"{_number(spent[name])} of {_number(limit)}{units[name]} are spent"

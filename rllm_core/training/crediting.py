@@ -122,7 +122,7 @@ class Crediting:
         """Gets log-probabilities from the backend and checks that there is one per sampled token.
 
         Raises:
-            RunError: If there is not; names the task.
+            RunError: If the number differs; the message names the task.
         """
         computed = await self._compute_logprobs(samples, policy)
         if len(computed) != len(samples):
@@ -147,7 +147,7 @@ class Crediting:
         return self._task_ids.get(sample.group_id, f"of group {sample.group_id}")
 
     async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
-        """Adds to the samples of one pass what their loss needs besides advantages, and applies corrections.
+        """Adds the inputs that the loss needs besides advantages to the samples of one pass, and applies corrections.
 
         Args:
             samples: Samples from `credited`.

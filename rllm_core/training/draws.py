@@ -1,4 +1,4 @@
-"""The tasks of a run's groups, as its task sampler chose them, and the results that the sampler gets."""
+"""Passes tasks from the task sampler to a run's groups, and the groups' results back to the sampler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllm_core.types import Task
 
 
 class TaskDraws:
-    """Keeps the task of every group until the group has ended, however often it is started.
+    """Keeps the task of every group until the group has ended, no matter how often it is started.
 
     Results wait for the next weight sync and are handed over by ordinal. With ``staleness_threshold = 0`` all groups
     of a sync window have ended by then, so that the sampler's choices do not depend on which group ended first.
@@ -35,11 +35,11 @@ class TaskDraws:
         self._results: list[GroupResult] = []
 
     def __getitem__(self, ordinal: int) -> Task:
-        """Returns the task of a group that has not ended, or whose result was not handed over."""
+        """Returns the task of a group that has not ended, or whose result has not been handed over."""
         return self.tasks[self._chosen[ordinal]]
 
     def draw(self, ordinal: int, groups: int) -> Task:
-        """Returns the task of a group that starts; if none was chosen, the sampler chooses those of ``groups`` groups.
+        """Returns the task of a starting group; if it has none yet, the sampler chooses tasks for ``groups`` groups.
 
         Raises:
             RunError: If the sampler fails.
@@ -64,7 +64,7 @@ class TaskDraws:
         return self.epoch(ordinal + 1) > self.epoch(ordinal)
 
     def ended(self, group: Group, outcome: Outcome, reason: str) -> None:
-        """Keeps the result of a group that is not started again."""
+        """Keeps the result of a group that will not be started again."""
         rewards = [
             sum(trajectory.total_reward for trajectory in rewarded)
             for episode in group.episodes
@@ -80,7 +80,7 @@ class TaskDraws:
                 solved=fmean(judged) if judged else None,
                 rewards=tuple(rewards),
                 weight_version=group.weight_version,
-                step=0,  # known later
+                step=0,  # set by `hand_over`
             )
         )
 
@@ -93,14 +93,14 @@ class TaskDraws:
                 self.ended(group, "filtered", group.filtered.value)
 
     def skipped(self, ordinal: int, *, weight_version: int, step: int) -> None:
-        """Tells the sampler at once that a task is in quarantine: otherwise it might choose the same forever."""
+        """Reports a quarantined task to the sampler at once: otherwise the sampler might choose it forever."""
         position = self._chosen.pop(ordinal)
         if self._learns:
             result = GroupResult(ordinal, position, "skipped", "quarantine", None, (), weight_version, step)
             self._sampler.attempt(self._sampler.observe, result)
 
     def hand_over(self, *, step: int) -> None:
-        """Tells the sampler the results since the last weight sync; ``step`` is the number of optimizer steps done."""
+        """Reports the results since the last weight sync to the sampler; ``step`` counts the optimizer steps done."""
         results, self._results = sorted(self._results, key=lambda result: result.ordinal), []
         for result in results:
             del self._chosen[result.ordinal]
@@ -108,7 +108,7 @@ class TaskDraws:
                 self._sampler.attempt(self._sampler.observe, replace(result, step=step))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the sampler's own numbers.
+        """Returns the sampler's own metrics.
 
         Raises:
             RunError: If one is not finite.

@@ -113,7 +113,7 @@ class Generation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state from the manifest, except that of the ledger and the position."""
+        """Restores the state from the manifest, except for the ledger and the position."""
         self._next_ordinal = state["next_ordinal"]
         self.stream.load_state_dict(state["draws"])
         self.quarantine.load_state_dict(state["quarantine"])

@@ -24,7 +24,7 @@ class Group:
         rollouts: Number of its rollouts.
         dispatched_version: Weight version that was live when the group was started.
         ended: Rollouts that have ended, by ``rollout_index``.
-        calls: Durations of their calls, likewise; not saved with the group.
+        calls: Durations of these rollouts' calls, by ``rollout_index``; not saved with the group.
         groups: Advantage groups of a complete group, one per role, without filtered ones.
         unscored: Indices of the rollouts that the group scorer could not score.
         left_out: Number of rollouts excluded from the advantage groups for their termination reason.
@@ -57,7 +57,7 @@ class Group:
             self.calls[episode.rollout_index] = calls
 
     def score(self, scored: Sequence[Episode], rewards: Mapping[str, float | None]) -> None:
-        """Replaces the rollouts by the same with their scores; ``rewards`` has the score of each by its id."""
+        """Replaces the episodes with their ``scored`` copies; ``rewards`` maps rollout ids to scores."""
         self.ended = {episode.rollout_index: episode for episode in scored}
         self.unscored = [e.rollout_index for e in scored if rewards.get(e.rollout_id, 0.0) is None]
 
@@ -97,7 +97,7 @@ class Group:
 
     @cached_property
     def rewards(self) -> list[list[float | None]]:
-        """Total reward of each trajectory of each advantage group, or None, once no score can change them."""
+        """Total reward, or None, of each trajectory of each advantage group. Cached: read it only after scoring."""
         return [[t.total_reward if t.has_reward else None for t in group.trajectories] for group in self.groups]
 
     @cached_property
@@ -125,8 +125,8 @@ class GroupRules:
     Attributes:
         estimators: Advantage estimators, which set the minimum group size.
         drop_uniform: Whether to filter groups whose rewards are all equal.
-        refill: Whether a group filtered for the policy's results is replaced; otherwise it is complete with nothing
-            to train.
+        refill: Whether a group filtered for the policy's results is replaced; otherwise the group counts as complete,
+            with nothing to train.
         group_of: Function that returns a trajectory's group name.
         leave_out: Termination reasons that exclude a rollout from its groups.
     """

@@ -1,4 +1,4 @@
-"""The life of every group: each change of its state is one method, which counts its rollouts and writes its event.
+"""Life cycle of every group: each state change is one method, which counts its rollouts and writes its event.
 
 A group is running, complete, consumed and finally trained. A running group can be filtered instead; its failed rollouts
 count as failed. Running and complete groups can be cancelled; they are started again, in this launch or the next. The
@@ -27,7 +27,7 @@ class Ledger:
     """Records what happens to the groups of a run.
 
     Args:
-        per_take: Number of groups that training takes at once; even a full buffer may grow to it.
+        per_take: Number of groups that training takes at once; even a full buffer may grow to this number.
 
     Attributes:
         books: Rollout accounting.

@@ -1,9 +1,9 @@
-"""Records whole groups of a run: some of each optimizer step and validation, and of every reason not to train one.
+"""Records whole groups of a run: some from each optimizer step and validation, and some for each filter reason.
 
-A run is understood from groups, not from single rollouts: an advantage compares a rollout with the others of its task.
-``training.groups_kept_per_step`` groups of each step are recorded, by rules that take turns
-(`rllm_core.run_folder.groups.chosen`); of each reason not to train a group the 1st, 2nd, 4th, 8th and so on; of each
-validation the same evenly spaced tasks.
+Single rollouts would not explain a run, because an advantage compares a rollout with the others of its task. Of each
+step, ``training.groups_kept_per_step`` groups are recorded, chosen by rules that take turns
+(`rllm_core.run_folder.groups.chosen`); of the groups with the same filter reason, the 1st, 2nd, 4th, 8th and so on; of
+each validation, the same evenly spaced tasks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rllm_core.training.rollouts import Rollout
 from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 VALIDATION_TASKS = 4
-"""Tasks of each validation that are recorded, times ``training.groups_kept_per_step``."""
+"""Number of tasks recorded per validation, multiplied by ``training.groups_kept_per_step``."""
 
 _NOTHING = TokenMeasures()
 
 Measured = Mapping[str, Sequence[Floats | None]]
-"""``(sampled_tokens,)`` numbers of each sample of a group by name, of `rllm_core.run_folder.groups.MEASURES`."""
+"""``(sampled_tokens,)`` values for each sample of a group, by a name in `rllm_core.run_folder.groups.MEASURES`."""
 
 
 class Recording:
@@ -64,15 +64,15 @@ class Recording:
         self._not_trained: Counter[str] = Counter()
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the number of groups by reason not to train them, for the manifest."""
+        """Returns the number of untrained groups by reason, for the manifest."""
         return dict(self._not_trained)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restores it."""
+        """Restores the state from the manifest."""
         self._not_trained = Counter(state)
 
     def filtered(self, group: Group, reason: FilterReason, *, step: int) -> None:
-        """Records a group that is not trained, if it is the 1st, 2nd, 4th, 8th ... of its reason.
+        """Records a group that is not trained, if it is the 1st, 2nd, 4th, 8th ... with this reason.
 
         ``step`` is the number of optimizer steps done.
         """
@@ -112,13 +112,13 @@ class Recording:
 
         Args:
             consumed: Groups of the step.
-            samples: Their training samples, as they were trained.
+            samples: Training samples of these groups, as they were trained.
             corrections: ``(sampled_tokens,)`` weights of the corrections, by sample id.
-            computed: Numbers of tokens from the backend, by sample id.
+            computed: Per-token values from the backend, by sample id.
             step: Number of the step.
 
         Raises:
-            RunError: If numbers of the backend do not fit a recorded sample.
+            RunError: If the backend's values do not fit a recorded sample.
         """
         if not self._groups:
             return []
@@ -174,7 +174,7 @@ class Recording:
             )
 
     def _trained_rollouts(self, group: Group, measured: Measured) -> list[RecordedRollout]:
-        """Returns the rollouts of a trained group with the numbers of their steps."""
+        """Returns the rollouts of a trained group with the values of their steps."""
         numbers: dict[int, dict[str, PerStep]] = {}  # by identity of the trajectory
         start = 0
         for of_role in group.groups:
@@ -233,7 +233,7 @@ def _measured(
         "trainer_logprobs": _checked("trainer logprobs", [each.logprobs for each in of_backend], samples),
         "entropies": _checked("entropies", [each.entropies for each in of_backend], samples),
     }
-    found["trainer_logprobs"] = [  # or those that the core has requested for the loss or the corrections
+    found["trainer_logprobs"] = [  # or the log-probabilities that the core requested for the loss or the corrections
         sample.proximal_logprobs if values is None else values
         for sample, values in zip(samples, found["trainer_logprobs"], strict=True)
     ]

@@ -19,13 +19,14 @@ from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import contained, stop
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
-# The interpreter collects young garbage when many more objects were created than freed. If rollouts end as fast as they
+# Python collects young garbage only after many more objects were created than freed. If rollouts end as fast as they
 # start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
 ANSWERS_PER_COLLECTION = 512
-# Answers that arrive in one moment reach their rollouts in slices: each of them goes on until its next request, which
-# takes about 0.1 ms, and everything else has to wait for it.
+# Answers that arrive together are handed to their rollouts in slices: each rollout then runs until its next request,
+# which takes about 0.1 ms and blocks everything else on the event loop.
 ANSWERS_PER_ROUND = 128
-# How long a batch waits for rollouts that wait for something unknown, and for calls to tools and reward functions.
+# How long a lockstep batch waits for rollouts that wait for something unknown, and for those that call a tool or a
+# reward function.
 LOCKSTEP_GRACE_SECONDS = 0.02
 LOCKSTEP_OUTSIDE_SECONDS = 2.0
 
@@ -46,7 +47,7 @@ class _Merged:
     call: asyncio.Task[None] | None = None
 
     def sort(self) -> None:
-        """Puts the requests in the order of their seeds."""
+        """Sorts the requests by seed."""
         pairs = sorted(zip(self.seeds, self.futures, strict=True), key=lambda pair: pair[0])
         self.seeds, self.futures = [seed for seed, _ in pairs], [future for _, future in pairs]
 
@@ -61,7 +62,7 @@ class _Merged:
 
 
 class _Asker:
-    """The token source of one rollout, which counts the requests that wait."""
+    """Token source of one rollout; counts the rollout's waiting requests."""
 
     __slots__ = ("_merger", "waiting")
 
@@ -83,7 +84,7 @@ class _Asker:
 
 
 class _Unmerged:
-    """Sends every request by itself, in the task that makes it."""
+    """Sends every request as a call of its own, in the task that makes the request."""
 
     __slots__ = ("_merger",)
 
@@ -106,16 +107,16 @@ class RequestMerger:
     its own task; a single request is sent by the task that makes it. Requests to `unmerged` do not wait for equal ones.
     Validation goes first when calls queue, and answers that arrive together are handed out in slices. With
     ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, and are sent in the
-    order of their seeds, so batches do not depend on timing. A rollout that computes in a worker delays the others
-    until it has computed; one in a call to a tool or a reward function (`rllm_core.scope.timed`), by at most 2 s; one
-    that waits for anything else, by at most 20 ms.
+    order of their seeds, so batches do not depend on timing. A rollout that is computing in a worker delays the others
+    until it is done. A rollout that is calling a tool or a reward function (`rllm_core.scope.timed`) delays them by at
+    most 2 s, and one that waits for anything else by at most 20 ms.
 
     Args:
         engine: Engine that receives the calls.
         limits: Maximum concurrent calls, their timeout, and maximum attempts.
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
         is_settled: See `rllm_core.hosts.contract.RolloutHost`.
-        outside: Returns how many calls to tools and reward functions are in progress.
+        outside: Function that returns the number of calls to tools and reward functions in progress.
 
     Attributes:
         unmerged: Source for prompts that no other request is likely to have, such as those of later turns.
@@ -154,12 +155,12 @@ class RequestMerger:
         return _Asker(self) if self.lockstep else self
 
     def count(self, asker: _Asker, change: int) -> None:
-        """Counts a request of a rollout that begins (1) or ends (-1) to wait."""
+        """Counts a rollout's request that starts (1) or stops (-1) waiting."""
         before, asker.waiting = asker.waiting, asker.waiting + change
         self._waiting_rollouts += (asker.waiting > 0) - (before > 0)
 
     def settled(self) -> None:
-        """Notes that no rollout computes in a worker any more."""
+        """Called when no rollout is computing in a worker any more."""
         if self._pending and self.lockstep:
             self._schedule()
 
@@ -233,7 +234,7 @@ class RequestMerger:
     def _tick(self) -> None:
         self._scheduled = None
         if not self._is_settled():
-            return  # it says when it is
+            return  # the host calls `settled` when it is
         if self._waiting_rollouts >= self._running_rollouts:
             if not self._running_calls:
                 self._flush()
@@ -304,7 +305,7 @@ class RequestMerger:
             raise unanswered(f"engine {self.engine.name!r}", self._timer.seconds) from error
         finally:
             self._slots.give_back()
-        # What answers at once comes from the task that goes on, so nothing else arrives with it.
+        # Without a wait, the answer came from the task that continues now, so no other answers arrive with it.
         if deadline.begun and (next_round := self._slices.wait()) is not None:
             await next_round
         return outputs
@@ -327,7 +328,7 @@ class RequestMerger:
                     future.set_exception(error)
         else:
             for future, output in zip(merged.futures, outputs, strict=True):
-                if not future.done():  # its rollout may have timed out
+                if not future.done():  # the rollout may have timed out
                     future.set_result(output)
         finally:
             task = asyncio.current_task()

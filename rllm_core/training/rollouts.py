@@ -42,9 +42,9 @@ class RolloutKey:
     Attributes:
         purpose: ``train``, ``validation`` or ``eval``.
         ordinal: Position of the task in the stream (or in the list of validation tasks).
-        index: Number of the rollout of this task.
+        index: Number of the rollout among the rollouts of this task.
         attempt: 0, plus one per retry.
-        incarnation: Number of the launch that started it; makes ids unique, does not change seeds.
+        incarnation: Number of the launch that started the rollout; makes ids unique, but does not affect seeds.
     """
 
     purpose: str
@@ -70,7 +70,7 @@ class Attempt:
     Attributes:
         episode: Resulting episode.
         is_final: Whether a retry would fail in the same way.
-        calls: Durations of its calls.
+        calls: Durations of the attempt's calls.
     """
 
     episode: Episode
@@ -101,8 +101,8 @@ class RolloutRunner:
         engine: Engine to sample from.
         config: Run file.
         lockstep: See `RequestMerger`.
-        estimators: Advantage estimators by group name (`Workflow.group_of`). They say whether trajectories need rewards
-            and a teacher; without estimators, all do.
+        estimators: Advantage estimators by group name (`Workflow.group_of`). They determine whether trajectories need
+            rewards and a teacher; without estimators, all trajectories do.
         teacher: Teacher that scores successful training rollouts, or None.
     """
 
@@ -131,8 +131,8 @@ class RolloutRunner:
         self._pid = os.getpid()
         self._calls: set[Calls] = set()  # of rollouts in this process
         self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
-        self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts with requests in the engine
-        self._settled = asyncio.Event()  # set when the last of them has none
+        self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts that still have requests in the engine
+        self._settled = asyncio.Event()  # set when no scope is lingering any more
         self._train_params = self._params(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
         self._validation_params = self._params(config.rollout.validation_temperature, 1.0, 0)
 
@@ -204,12 +204,12 @@ class RolloutRunner:
                 episode = await self._scored(self._teacher, task, episode)
         # The record was validated a moment ago, so adding its identity needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
-        if type(episode) is not Episode:  # a plugin's subclass may hold more than fields
+        if type(episode) is not Episode:  # a plugin's subclass may have state besides its fields
             return Attempt(episode.model_copy(update=identity), attempt.is_final, calls)
         return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final, calls)
 
     async def idle(self) -> None:
-        """Waits until the engine has no requests of ended rollouts."""
+        """Waits until no requests from ended rollouts remain in the engine."""
         while self._lingering:
             self._settled.clear()
             await self._settled.wait()
@@ -217,7 +217,7 @@ class RolloutRunner:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[TokenSource]:
-        """Holds a slot for requests that belong to no rollout, and yields the source of their tokens."""
+        """Holds a slot for requests that belong to no rollout, and yields a token source for them."""
         async with self.slots.place(priority=True):
             self.merger.rollout_started()
             try:
@@ -287,7 +287,7 @@ class RolloutRunner:
                 os._exit(1)
 
     async def _end(self, work: asyncio.Task[Episode], scope: RolloutScope) -> bool:
-        """Cancels a rollout; returns False if it ignores that and keeps running."""
+        """Cancels a rollout; returns False if it ignores the cancellation and keeps running."""
         work.cancel()
         scope.close(but=work)
         return not await stop(work)
@@ -312,7 +312,7 @@ class RolloutRunner:
             self._settled.set()
 
     def _outcome(self, task: Task, work: asyncio.Task[Episode]) -> Attempt:
-        """Converts the result of a rollout that ended by itself."""
+        """Converts the result of a rollout that ended on its own."""
         if work.cancelled():  # not by this class: something it awaited was cancelled
             return Attempt(self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within"))
         try:
@@ -347,7 +347,7 @@ class RolloutRunner:
 
     def _needs_reward(self, group: str) -> bool:
         if self.config.algorithm.group_scorer:
-            return False  # it comes later
+            return False  # the scorer sets it later
         return self._estimators is None or self._estimators.of(group).needs_rewards
 
     def _failure(self, task: Task, error: Exception) -> Attempt:

@@ -63,15 +63,15 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """The parts of a run. Those that follow from the others are built when first used.
+    """The parts of a run. Parts that are derived from the others are built on first use.
 
     Attributes:
         config: Resolved run file.
         host: Host that runs the rollouts.
         tasks: Tasks for training and validation.
-        sampler: Task sampler, which has begun with the training tasks.
+        sampler: Task sampler, already started with the training tasks.
         backend: Backend whose calls have timeouts (`rllm_core.limits.backend_timeouts.with_timeouts`).
-        engine: Engine that its ``init_rollout_engine`` returned.
+        engine: Engine that the backend's ``init_rollout_engine`` returned.
         algorithm: Advantage estimators and corrections.
         teacher: Teacher that scores rollouts, or None.
         scorer: Group scorer, or None.
@@ -181,7 +181,7 @@ class RunParts:
 
     @cached_property
     def costs(self) -> Costs:
-        """Books of what the run has spent; to be built before anything is spent."""
+        """Costs of the run so far; must be built before anything is spent."""
         return Costs(self.config.costs, self.run_dir)
 
     @cached_property
@@ -211,7 +211,7 @@ class RunParts:
         await self.observers.notify(hook, state=self.state(), **arguments)
 
     async def remark(self, metrics: Mapping[str, float]) -> None:
-        """Shows what observers say about the run so far."""
+        """Shows the observers' remarks about the run so far."""
         if self.observers.active(REMARKS):
             books = self.ledger.books.by_reason()
             for line in await self.observers.lines(REMARKS, state=self.state(), metrics=metrics, books=books):

@@ -67,7 +67,7 @@ class Saving:
         return folder
 
     async def resume(self) -> None:
-        """Loads the weights of another run, and restores every part from the resumed checkpoint, if there are any."""
+        """Loads the initial weights of another run, and restores every part from the resumed checkpoint, if given."""
         parts, manifest, folder = self.parts, self.run_dir.manifest, self.run_dir.resumed
         if self.run_dir.initial is not None:
             await parts.backend.load_weights(self.run_dir.initial.folder / "backend")

@@ -1,4 +1,4 @@
-"""Scores whole groups: gives the rollouts of a task the rewards that the run's group scorer decides."""
+"""Scores whole groups: the run's group scorer sets the rewards of a task's rollouts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ScoredGroup:
     """Rollouts of a group with their scores.
 
     Attributes:
-        episodes: The episodes in their order, with the scores as rewards; an unscored one has none.
-        rewards: Reward by rollout id, None for an unscored rollout.
-        error: Why the group could not be scored, after the last attempt; None if it was.
+        episodes: Episodes in the given order, with scores as rewards; an unscored episode has no reward.
+        rewards: Reward by rollout id; None for an unscored rollout.
+        error: Why the last attempt to score the group failed; None if the group was scored.
     """
 
     episodes: list[Episode]
@@ -52,8 +52,8 @@ class Scoring:
 
     Args:
         scorer: Group scorer.
-        runner: Runner of the rollouts, through which the scorer can ask the policy.
-        engine: Engine of the scorer's own model; None to ask the policy.
+        runner: Rollout runner, through which the scorer can sample from the policy.
+        engine: Engine of the scorer's own model; None to sample from the policy.
         config: Run file.
 
     Attributes:
@@ -72,7 +72,7 @@ class Scoring:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Opens the scorer, and closes it however the groups end.
+        """Opens the scorer for the duration of the context, and closes it even after an error.
 
         Raises:
             StallError: If opening times out.
@@ -86,7 +86,7 @@ class Scoring:
                 await within(CLOSING_TIMEOUT_SECONDS, f"close() of {self.scorer.label}", self.scorer.close())
             except UserError:
                 raise
-            except Exception as error:  # the run is over, and its result stays
+            except Exception as error:  # the run is over, and its result no longer depends on the scorer
                 logger.warning("close() of %s failed: %s", self.scorer.label, self.scorer.describe(error))
             if self._merger is not None:
                 await self._merger.aclose()
@@ -136,12 +136,12 @@ class Scoring:
 
         Args:
             task: Their task.
-            episodes: Episodes; those that failed stay as they are, and are not shown to the scorer.
+            episodes: Episodes of the rollouts; failed ones stay as they are, and the scorer does not see them.
             purpose: ``train``, ``validation`` or ``eval``.
             ordinal: Position of the task in the stream, or among the tasks of the validation.
 
         Raises:
-            UserError: If the scorer says that only the user can fix the problem.
+            UserError: If the scorer reports a problem that only the user can fix.
         """
         left_out = self._config.algorithm.filter_termination_reasons if purpose == "train" else ()
         shown = [one for one in episodes if one.trajectories and one.termination_reason.value not in left_out]
@@ -174,7 +174,7 @@ class Scoring:
             purpose: ``validation`` or ``eval``.
 
         Returns:
-            The rollouts in their order, and task and error of each group that could not be scored.
+            The rollouts in the given order, and the task id and error of each group that could not be scored.
 
         Raises:
             UserError: See `score`.
@@ -203,7 +203,7 @@ class Scoring:
         return result, errors
 
     async def _scores(self, group: RolloutGroup) -> tuple[dict[str, Score | None], str | None]:
-        """Calls the scorer until it returns valid scores; without any, all rollouts are unscored."""
+        """Calls the scorer until it returns valid scores; if it never does, all rollouts are unscored."""
         algorithm = self._config.algorithm
         error = ""
         for _ in range(algorithm.group_scorer_attempts):
@@ -221,7 +221,7 @@ class Scoring:
         return dict.fromkeys((episode.rollout_id for episode in group.episodes), None), error
 
     def _with_score(self, episode: Episode, scores: Mapping[str, Score | None], error: str | None) -> Episode:
-        """Replaces the rewards of an episode's trainable trajectories by its score."""
+        """Replaces the rewards of an episode's trainable trajectories with its score."""
         score = scores[episode.rollout_id]
         before = [t.total_reward for t in episode.trajectories if t.trainable and t.has_reward]
         written: dict[str, Any] = {"name": self._name, "reward": None if score is None else float(score)}

@@ -1,4 +1,4 @@
-"""Ways to stop a run in order, with a checkpoint, before its planned steps are done."""
+"""Orderly ways to stop a run, with a checkpoint, before its planned steps are done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Interrupted(UserError):
 
 
 class BudgetSpent(Interrupted):
-    """The budget of the run file does not suffice for more."""
+    """The budget in the run file does not cover any more rollouts."""
 
     by = "budget"
 

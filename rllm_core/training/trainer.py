@@ -62,7 +62,7 @@ class Trainer:
         self.weights = Weights(parts)
         self.saving = Saving(parts, self.generation)
         parts.budget.on_spent = lambda: self.interrupt(BudgetSpent(parts.budget.problem()))
-        self._spent = Tally(parts.costs)  # by the optimizer step
+        self._spent = Tally(parts.costs)  # costs of the current optimizer step
         rollouts = parts.config.training.validation_rollouts
         validated = parts.tasks.of("validation") if rollouts else ()
         self.validation_plan = plan(validated, rollouts, samples=parts.workflow.samples)
@@ -107,7 +107,7 @@ class Trainer:
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
             parts.progress.watch(self.pace.now)
-            if self._is_validation_due():  # also if the previous launch was interrupted during it
+            if self._is_validation_due():  # also after a launch that was interrupted during this validation
                 await self._validate()
             await self._run_halves()
             self.ledger.check()
@@ -118,7 +118,7 @@ class Trainer:
             status = "interrupted"
             raise
         finally:
-            self.ledger.cancel_complete("run_failed")  # groups of a checkpoint, if the launch failed before training
+            self.ledger.cancel_complete("run_failed")  # groups restored from a checkpoint, if training never began
             await parts.runner.aclose()
             self._spent.close(after_step=self.step)
             await self._remarked()
@@ -129,7 +129,7 @@ class Trainer:
             raise BudgetSpent(self.parts.budget.problem())
 
     def interrupt(self, error: Interrupted) -> None:
-        """Stops the run without loss: generation and validation immediately, training after the current step."""
+        """Stops generation and validation immediately, and training after the current step, so that no work is lost."""
         self._interrupt = self._interrupt or error
         self.parts.buffer.fail(error)
         if self._validating is not None:
@@ -239,7 +239,7 @@ class Trainer:
         self.reporter.answers(step, recorded)
         await parts.notify("on_batch_end", step=step, metrics=metrics)
         await self._remarked()
-        # In a task, so that validation and checkpoint do not wait for them.
+        # In a task, so that validation and checkpoint do not wait for the remarks.
         self._remarking = asyncio.create_task(parts.remark(metrics), name="remarks")
 
     async def _remarked(self) -> None:

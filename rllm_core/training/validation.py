@@ -26,7 +26,7 @@ async def play_all(
     """Runs every rollout of a plan, at most ``max_concurrent_rollouts`` at a time; results are in the plan's order.
 
     Raises:
-        BudgetSpent: If the budget does not suffice.
+        BudgetSpent: If the budget does not cover the rollouts.
     """
 
     async def play(task: Task, key: RolloutKey) -> Rollout:
