@@ -2,7 +2,7 @@
 
 `train`, `evaluate` and `Run` are for programs and notebooks. The contracts are in `rllm_core.types`,
 `rllm_core.engine`, `rllm_core.parser`, `rllm_core.backend` and `rllm_core.workflow`; the hooks in
-`rllm_core.hookspecs`; what plugins return in `rllm_core.providers`.
+`rllm_core.hookspecs`; the records that plugins return in `rllm_core.providers`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ __all__ = ["API_VERSION", "Run", "__version__", "evaluate", "hookimpl", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what programs use when they use it, so that plugins and commands can import the package quickly."""
+    """Imports `train`, `evaluate` and `Run` on first use, so that plugins and commands import the package quickly."""
     if name not in ("Run", "evaluate", "train"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""``python -m rllm_core`` is ``rllm-core``, and like it imports nothing from the working directory."""
+"""``python -m rllm_core`` runs ``rllm-core``, and also imports nothing from the working directory."""
 
 import os
 import sys

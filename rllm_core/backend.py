@@ -113,7 +113,7 @@ class OptimizerStep:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeasures:
-    """Numbers of a sample's tokens from the forward pass of its training; None for what the pass does not compute.
+    """Per-token values of a sample from the forward pass of training; None for values that the pass does not compute.
 
     Attributes:
         logprobs: ``(sampled_tokens,)`` log-probabilities under the weights before the step.
@@ -130,8 +130,8 @@ class UpdateResult:
 
     Attributes:
         metrics: Metrics by name, e.g. ``grad_norm``, ``entropy``, ``learning_rate``.
-        tokens: Numbers of tokens by ``sample_id``, which the run records. Only what was computed anyway: samples
-            without a forward pass, or a backend that gets no numbers of tokens, have none.
+        tokens: Per-token values by ``sample_id``, for the run to record. Report only values that were computed anyway;
+            leave out samples without a forward pass. Empty if the backend gets no per-token values.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class BackendProtocol(ABC, Generic[BatchT]):
 
     Attributes:
         warm_start: `rllm_core.workflow.Workflow.warm_start` of the run's workflow, for a backend that makes a model
-            from scratch. The core sets it after the construction.
+            from scratch. The core sets it after construction.
     """
 
     name: ClassVar[str]
@@ -185,8 +185,8 @@ class BackendProtocol(ABC, Generic[BatchT]):
             device_bytes: Memory of each device, if the user named it; None to ask the devices of this machine.
 
         Returns:
-            The memory per device and phase; or in one line why it cannot be computed, for example because the model is
-            not on this machine.
+            The memory per device and phase; or one line that says why it cannot be computed, for example because the
+            model is not on this machine.
         """
         return f"memory: backend {self.name!r} does not compute it"
 
@@ -199,11 +199,11 @@ class BackendProtocol(ABC, Generic[BatchT]):
         """Allocates everything (models, optimizer, servers) and returns the engine, which does not sample yet."""
 
     async def init_reference_engine(self) -> RolloutEngine:
-        """Allocates a second engine that samples from the weights the run started from, whatever is trained.
+        """Allocates a second engine that keeps sampling from the weights the run started from.
 
         Its ``weight_version`` is 0, and it has the parser of the first engine. `load_weights` changes its weights, too.
         Called after `init_rollout_engine`, also after a checkpoint was loaded; `shutdown` releases it. Without this
-        method, a group scorer cannot ask version 0 of the policy.
+        method, a group scorer cannot sample from version 0 of the policy.
         """
         raise NotImplementedError(f"backend {self.name!r} keeps no weights but the current ones for sampling")
 
@@ -243,10 +243,11 @@ class BackendProtocol(ABC, Generic[BatchT]):
     async def load_weights(self, directory: Path) -> None:
         """Loads only the weights that `save_checkpoint` of another run wrote (``training.init_from``).
 
-        Optimizer, counters and `state_dict` stay those of a new run. The weights are also the ``reference`` policy of
-        this run, and those of its reference engine. Called before the first weight sync, and before `load_checkpoint`
-        of a resumed run that needs one of these. The files have passed the manifest's checksums, and the other run had
-        the same backend and ``model.path``. A backend without this method cannot be used with ``training.init_from``.
+        Optimizer, counters and `state_dict` stay as in a new run. The weights also become the ``reference`` policy of
+        this run, and the weights of its reference engine. Called before the first weight sync, and before
+        `load_checkpoint` of a resumed run that needs that policy or engine. The files have passed the manifest's
+        checksums, and the other run had the same backend and ``model.path``. A backend without this method does not
+        support ``training.init_from``.
 
         Raises:
             rllm_core.config.ConfigError: If the weights do not fit this run, for example another LoRA rank; names both.

@@ -1,4 +1,4 @@
-"""What a run spends: calls, tokens and seconds by kind. Any code of a run can report its own spending with `spend`."""
+"""Costs of a run: calls, tokens and seconds by kind. Any code in a run can report its own costs with `spend`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Spent:
     """Amounts of one kind.
 
     Attributes:
-        calls: Calls, also those without an answer.
-        unmetered: Calls among them whose tokens are unknown: they failed, were cancelled, or nobody said.
-        prompt_tokens: Tokens that went to the model.
-        completion_tokens: Tokens that came from it.
-        seconds: Time that the calls took, those at the same time added up.
+        calls: Number of calls, including those without an answer.
+        unmetered: Number of these calls whose tokens are unknown: they failed, were cancelled, or reported no tokens.
+        prompt_tokens: Tokens sent to the model.
+        completion_tokens: Tokens received from the model.
+        seconds: Total duration of the calls; concurrent calls add up.
     """
 
     calls: int = 0
@@ -37,14 +37,14 @@ class Spent:
 
 
 class Tally:
-    """Amounts by kind. What is added counts in the tally that it belongs to as well, at once.
+    """Amounts by kind. Every addition also counts immediately in the tally that this one is a part of.
 
     Args:
         whole: Tally that this one is a part of, or None.
 
     Attributes:
         kinds: Amounts by kind.
-        after_close: Receives what is added after `close`, such as by a call that ends late; None before.
+        after_close: Receives amounts added after `close`, for example by a call that ends late; None before `close`.
     """
 
     __slots__ = ("after_close", "kinds", "whole")
@@ -81,7 +81,7 @@ class Tally:
             self.after_close(late)
 
     def add_all(self, kinds: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds amounts that `to_dict` returned."""
+        """Adds amounts from the result of `to_dict`."""
         for kind, amounts in kinds.items():
             self.add(kind, **amounts)
 
@@ -91,7 +91,7 @@ class Tally:
         return {kind: amounts for kind, amounts in kinds.items() if amounts}
 
     def close(self, **of: Any) -> None:
-        """Writes the amounts to the run's books, if there are any; ``of`` says whose they are."""
+        """Writes the amounts to the cost records of the run, if there are any; ``of`` identifies their source."""
         book: Tally = self
         while book.whole is not None:
             book = book.whole
@@ -99,13 +99,13 @@ class Tally:
         self.after_close = lambda late: book.write(late, of)
 
     def write(self, tally: Tally, of: Mapping[str, Any]) -> None:
-        """Writes a part to the books; a tally that is not the run's has none."""
+        """Writes a part's amounts to the run's cost records. Does nothing here: only the run's tally has records."""
 
 
 SAMPLING, JUDGE, TEACHER, TOOLS, REWARDS = "sampling", "judge", "teacher", "tools", "rewards"
 TRAINING, LOGPROBS = "training", "logprobs"
 OF_TRAINER = (TRAINING, LOGPROBS)
-"""Kinds that are no calls of rollouts, and do not count toward a budget of tokens or calls."""
+"""Kinds that are not calls of rollouts, and that do not count toward a budget of tokens or calls."""
 
 _current: ContextVar[Tally | None] = ContextVar("tally", default=None)
 _outside = Tally()
@@ -118,7 +118,7 @@ def current() -> Tally | None:
 
 @contextmanager
 def collecting(tally: Tally) -> Iterator[Tally]:
-    """Lets `spend` add to ``tally`` in this task, and in those that it starts."""
+    """Lets `spend` add to ``tally`` in this task, and in tasks that it starts."""
     token = _current.set(tally)
     try:
         yield tally
@@ -135,18 +135,18 @@ def spend(
     completion_tokens: int = 0,
     seconds: float = 0.0,
 ) -> None:
-    """Reports what a rollout, a reward function or a scorer has spent besides sampling from the policy.
+    """Reports costs of a rollout, a reward function or a scorer, other than sampling from the policy.
 
-    The amounts belong to the rollout or group in progress. Report each call once, also one that failed: with
+    The amounts belong to the rollout or group in progress. Report each call once, even if it failed: then with
     ``unmetered=1``, since its tokens are unknown.
 
     Args:
-        kind: What was paid for, such as ``judge``. ``[costs.prices]`` names prices by it.
-        calls: Calls, also those without an answer.
-        unmetered: Calls among them whose tokens are unknown.
-        prompt_tokens: Tokens that went to the model.
-        completion_tokens: Tokens that came from it.
-        seconds: Time that the calls took.
+        kind: Kind of cost, such as ``judge``; ``[costs.prices]`` sets prices by kind.
+        calls: Number of calls, including those without an answer.
+        unmetered: Number of these calls whose tokens are unknown.
+        prompt_tokens: Tokens sent to the model.
+        completion_tokens: Tokens received from the model.
+        seconds: Duration of the calls.
 
     Raises:
         ValueError: If an amount is negative, or there are more unmetered calls than calls.
@@ -157,14 +157,14 @@ def spend(
 
 
 def taken() -> dict[str, dict[str, Any]]:
-    """Returns what was spent outside of rollouts since the last time, as in a child process that serves calls."""
+    """Returns the costs outside rollouts since the last call of this function, for processes that serve calls."""
     spent = _outside.to_dict()
     _outside.kinds.clear()
     return spent
 
 
 def money_of(kinds: Mapping[str, Spent], config: CostsConfig) -> float | None:
-    """Returns what amounts cost; None without prices. Kinds without a price cost nothing."""
+    """Returns the money that the amounts cost; None without prices. Kinds without a price cost nothing."""
     if not config.prices:
         return None
     return math.fsum(_money(spent, kind, config) for kind, spent in kinds.items())
@@ -183,7 +183,7 @@ def _money(spent: Spent, kind: str, config: CostsConfig) -> float:
 
 
 def amounts_of(kinds: Mapping[str, Spent], config: CostsConfig) -> dict[str, float]:
-    """Returns what a budget may limit: ``tokens``, ``calls`` and, with prices, ``money``."""
+    """Returns the amounts that a budget can limit: ``tokens``, ``calls`` and, with prices, ``money``."""
     counted = [spent for kind, spent in kinds.items() if kind not in OF_TRAINER]
     money = money_of(kinds, config)
     return {

@@ -1,4 +1,4 @@
-"""What event hooks receive besides episodes: the state of the run and its weight syncs."""
+"""Arguments of event hooks besides episodes: the state of the run and its weight syncs."""
 
 from __future__ import annotations
 

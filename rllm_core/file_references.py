@@ -1,6 +1,6 @@
-"""References to code of the user, which can stand in place of a provider's name.
+"""References to the user's own code, which can replace a provider's name.
 
-``./env.py:MyEnv`` is in a file, ``python:MyEnv`` in the Python program that trains.
+``./env.py:MyEnv`` refers to a file, ``python:MyEnv`` to a class in the Python program that trains.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ CLASS_PREFIX = "python:"
 
 
 def is_class_reference(name: str) -> bool:
-    """Whether ``name`` is a class of a Python program instead of the name of a provider: ``python:MyEnv``."""
+    """Whether ``name`` refers to a class of a Python program, as in ``python:MyEnv``, and not to a provider."""
     return name.startswith(CLASS_PREFIX)
 
 
 def is_file_reference(name: str) -> bool:
-    """Whether ``name`` is a file instead of the name of a provider: ``./env.py``, or ``./env.py:MyEnv``.
+    """Whether ``name`` refers to a file, as in ``./env.py`` or ``./env.py:MyEnv``, and not to a provider.
 
     The path starts with ``/``, ``./``, ``../`` or ``~/``.
     """
@@ -32,7 +32,7 @@ def file_reference(reference: str) -> tuple[Path, str | None]:
     """Returns the path and the name in a reference to a file.
 
     Raises:
-        ValueError: If it is no such reference.
+        ValueError: If ``reference`` is not of this form.
     """
     found = _REFERENCE.fullmatch(reference)
     if found is None:
@@ -43,7 +43,7 @@ def file_reference(reference: str) -> tuple[Path, str | None]:
 def section_name(name: str) -> str:
     """Returns the name of a provider's section.
 
-    For a file, it is the file's name without ``.py``; for a class of a program, that of the class; otherwise ``name``.
+    For a file, this is the file's name without ``.py``; for a class of a program, the class's name; otherwise ``name``.
     """
     if is_class_reference(name):
         own = name.removeprefix(CLASS_PREFIX)
@@ -60,7 +60,7 @@ def with_absolute_files(value: Any, folder: Path) -> Any:
 
     Args:
         value: Tables, lists and scalars.
-        folder: Folder to which relative references are relative.
+        folder: Folder that relative references start from.
     """
     if isinstance(value, Mapping):
         return {key: with_absolute_files(content, folder) for key, content in value.items()}

@@ -40,13 +40,13 @@ def train(
 ) -> Run:
     """Trains a model on a workflow, as ``rllm-core train`` does, and returns the run.
 
-    Works where an event loop runs already, as in a notebook, and returns when the training has ended.
+    Also works where an event loop is already running, as in a notebook. Returns when the training has ended.
 
         run = rllm_core.train("sort", {"training.steps": 50}, backend="local")
 
     Args:
         target: Name of a workflow, path of a Python file with one or of a run file, or a subclass of `Workflow`. With
-            ``resume`` it may be None, for the run file in ``run_dir``; a class then stands for that file, too.
+            ``resume``, None uses the run file in ``run_dir``; so does the class that the run was started with.
         settings: Settings that override the run file: ``{"section.key": value}``, or nested tables.
         backend: Backend to use instead of the run file's.
         parser: Parser to use instead of the run file's.
@@ -59,7 +59,7 @@ def train(
         RunError: If the run failed; its folder stays.
         KeyboardInterrupt: After Ctrl-C, or when the notebook was interrupted. The run has saved a checkpoint, and can
             be resumed. A second one ends the process immediately.
-        Interrupted: After SIGTERM, likewise, and when the budget is spent.
+        Interrupted: After SIGTERM, with the same effects, or when the budget is spent.
     """
     plugins = _plugins()
     folder = Path(run_dir) if run_dir is not None else None
@@ -93,8 +93,8 @@ def evaluate(
     """Evaluates a model on a workflow, as ``rllm-core eval`` does.
 
     Args:
-        target: See `train`. With ``checkpoint`` it may be None, for the run file of its run; a class then stands for
-            that file, too.
+        target: See `train`. With ``checkpoint``, None uses the run file of the checkpoint's run; so does the class that
+            the run was started with.
         settings: See `train`.
         model: Model folder or Hugging Face model ID, instead of the run file's.
         checkpoint: Checkpoint folder, or a run (`Run` or its folder) to use its latest one.
@@ -107,7 +107,7 @@ def evaluate(
         k: The k of pass@k; empty for 1 and ``n``.
 
     Returns:
-        What ``rllm-core eval --json`` prints: ``reward_mean``, ``pass_at_k`` and others.
+        The object that ``rllm-core eval --json`` prints, with ``reward_mean``, ``pass_at_k`` and others.
 
     Raises:
         ConfigError: If the configuration or an argument is invalid.
@@ -140,13 +140,13 @@ def evaluate(
 
 
 def _plugins() -> PluginManager:
-    """Returns the plugins as a new process would find them."""
+    """Returns the plugins that a new process would find."""
     forget_files()
     return PluginManager.from_environment()
 
 
 def _named(target: Target | None, plugins: PluginManager, run_dir: Path | None) -> str | None:
-    """Names what to run; None for the run file in ``run_dir``, which a class of that run stands for."""
+    """Returns the name of the target; None for the run file in ``run_dir``, also if ``target`` is that run's class."""
     if target is None:
         return None
     if isinstance(target, str | PathLike):
@@ -161,7 +161,7 @@ def _named(target: Target | None, plugins: PluginManager, run_dir: Path | None) 
 
 @contextmanager
 def _reported() -> Iterator[list[str]]:
-    """Yields a list for what does not stop, and warns about it."""
+    """Yields a list for tasks and threads that do not stop, and warns if there are any."""
     left: list[str] = []
     try:
         yield left

@@ -56,7 +56,7 @@ def text_only(tokens: TokenInput, provider: str) -> TokenIds:
     """Returns ``tokens`` as an array of ids.
 
     Raises:
-        ValueError: If they contain media; names ``provider``, which takes text only.
+        ValueError: If they contain media; the message names ``provider``, which takes text only.
     """
     if not isinstance(tokens, np.ndarray):
         for token in tokens:
@@ -66,7 +66,7 @@ def text_only(tokens: TokenInput, provider: str) -> TokenIds:
 
 
 def with_media(prompt_ids: TokenIds, media: Sequence[PlacedMedia]) -> TokenInput:
-    """Returns a prompt as engines take it, with media chunks in place of their placeholders."""
+    """Returns a prompt in the form that engines take: media chunks replace their placeholders."""
     if not media:
         return prompt_ids
     mixed: list[int | MediaChunk] = []

@@ -166,7 +166,7 @@ MessageLike = Mapping[str, Any]
 
 
 def message(value: MessageLike) -> Message:
-    """Freeze one chat message.
+    """Freezes one chat message.
 
     Raises:
         ValueError: If it has no ``role``, or its content is neither text, a list of parts, nor ``None``.
@@ -252,7 +252,7 @@ class MessageView(Sequence[Message]):
         return view
 
     def goes_on_from(self, earlier: MessageView) -> bool:
-        """Whether this contains all of ``earlier`` in shared storage, which needs no comparison of messages."""
+        """Whether this contains all of ``earlier`` in shared storage, so that no messages need to be compared."""
         return self._log is earlier._log and self._length >= earlier._length
 
     def extended(self, messages: Iterable[MessageLike]) -> MessageView:

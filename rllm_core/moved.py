@@ -1,4 +1,4 @@
-"""Modules and names that moved: using one by its old name returns the new one and warns. Entries go in 0.3."""
+"""Modules and names that moved: an old name still returns the object, and warns. To be removed in 0.3."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SPLIT: dict[str, str | tuple[str, ...]] = {
     "rllm_core.sandbox": "rllm_core.builtin.sandbox",
     "rllm_core.testing": ("rllm_devkit.checks", "rllm_devkit.scripted"),
 }
-"""Modules with names that moved, and the modules they are in now. Their ``__getattr__`` is `moved_names`."""
+"""Modules that some names moved from, and the new modules of these names. Their ``__getattr__`` is `moved_names`."""
 
 RENAMED = {
     "rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss",
@@ -93,7 +93,7 @@ RENAMED = {
 
 
 class MovedModules:
-    """Finds modules by their old names. Each is replaced by the new module, so that its classes exist only once."""
+    """Finds modules by their old names. Returns the new module itself, so that its classes exist only once."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Finds a module of `MOVED`."""
@@ -103,7 +103,7 @@ class MovedModules:
         """Leaves it to Python to create the module that `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replaces the module by the one that it was moved to."""
+        """Replaces the module with the one at its new name."""
         old = module.__name__
         package = MOVED[old].partition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -122,7 +122,7 @@ def moved_names(old: str) -> Callable[[str], Any]:
             if name.startswith("_") or (new, new_name) == (old, name):
                 continue
             found = getattr(importlib.import_module(new), new_name, None)
-            if f"{getattr(found, '__module__', None)}.".startswith(f"{new}."):  # not what the module imports itself
+            if f"{getattr(found, '__module__', None)}.".startswith(f"{new}."):  # excludes names that the module imports
                 message = f"{old}.{name} is now {new}.{new_name}; it will be removed in rllm-core 0.3"
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
                 setattr(sys.modules[old], name, found)

@@ -44,7 +44,7 @@ AcceptedT = TypeVar("AcceptedT")
 SAVE, LOAD = "save_plugin_state", "load_plugin_state"
 REMARKS, CLOSING = "remarks", "closing_lines"
 MAX_LINES = 60
-CLOSING_DEADLINE_SECONDS = 60.0  # nothing waits for these lines, and a plugin may draw meanwhile
+CLOSING_DEADLINE_SECONDS = 60.0  # longer: nothing waits for these lines, and a plugin may be drawing
 
 
 class Observers:

@@ -40,14 +40,14 @@ def resolve(path: str) -> Any:
 
 
 def module_name_of(file: str) -> str:
-    """Returns the name of a file's module, which is unusual, so that no import finds it by accident."""
+    """Returns the module name for a file: an unusual one, so that no import finds it by accident."""
     import hashlib  # imported here: only files need it, and listing providers should stay fast
 
     return f"{FILE_MODULES}{hashlib.sha256(file.encode()).hexdigest()[:16]}"
 
 
 def forget_files() -> None:
-    """Lets files of the user be loaded again: a notebook stays, while they are edited."""
+    """Lets the user's files be loaded again: they may be edited while a notebook keeps running."""
     for name in [name for name in sys.modules if name.startswith(FILE_MODULES)]:
         del sys.modules[name]
 
@@ -73,7 +73,7 @@ class Provider:
     """Base class of provider records.
 
     The class attribute ``kind`` names the kind of provider in errors; ``hook`` is the hook that returns such records.
-    ``contract`` is the dotted path of the class that the provider's class must extend; "" stands for any function.
+    ``contract`` is the dotted path of the class that the provider's class must extend; "" allows any function.
 
     Attributes:
         name: Name by which users select it: lower-case letters, digits, ``_``, ``-`` and ``.``.
@@ -109,10 +109,10 @@ class BackendProvider(Provider):
     """A training backend (`rllm_core.backend.BackendProtocol`).
 
     Attributes:
-        parsers: Names of the parsers it works with. Empty means any.
+        parsers: Names of the parsers that the backend works with. Empty means any.
         default_parser: Parser to use if the run file names none.
         export: Dotted path of a function ``export(checkpoint: Path, config: RunConfig, target: Path) -> None`` for
-            ``rllm-core export-model``, see `rllm_core.backend`. None if its checkpoints cannot be exported.
+            ``rllm-core export-model``, see `rllm_core.backend`. None if the checkpoints cannot be exported.
     """
 
     kind: ClassVar[str] = "backend"
@@ -248,8 +248,8 @@ class RewardFunctionProvider(Provider):
     """A reward function ``(task, text) -> float`` that workflows look up by name. It runs in a child process.
 
     Attributes:
-        variables: Names of environment variables that its process gets besides the few that every child gets, such as
-            the key of a service that it asks.
+        variables: Names of environment variables that the function's process gets in addition to the few that every
+            child gets, such as the key of a service that the function calls.
     """
 
     kind: ClassVar[str] = "reward function"

@@ -1,4 +1,4 @@
-"""Base class of the data types: validation, comparison, copies, and JSON without loss. Types of their fields."""
+"""Base class of the data types: validation, comparison, copies and lossless JSON. Also the types of their fields."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_id() -> str:
 
 
 def check_lengths(length: int, unit: str, arrays: Mapping[str, Sized | None], *, owner: str = "") -> None:
-    """Raises a ValueError if one of ``arrays``, which are keyed by what they hold, has another length."""
+    """Raises a ValueError if one of ``arrays`` has another length; the keys name the arrays' contents."""
     for name, array in arrays.items():
         if array is not None and len(array) != length:
             raise ValueError(f"{owner}{len(array)} {name} for {length} {unit}")
@@ -80,7 +80,7 @@ class Record(BaseModel):
 
     @classmethod
     def _of(cls, fields: dict[str, Any], names: set[str]) -> Self:
-        """Returns the record with all its ``fields``, of which ``names`` were given."""
+        """Returns a record with all its ``fields``; ``names`` are those that the caller gave."""
         record = cls.__new__(cls)
         _set_slot(record, "__dict__", fields)
         _set_slot(record, "__pydantic_fields_set__", names)

@@ -27,11 +27,11 @@ class Section(BaseModel):
 
 
 class Preset(NamedTuple):
-    """Settings of a workflow's own run file, which depend on what the user chose.
+    """Settings of a workflow's own run file, which may depend on the user's settings.
 
     Attributes:
         tables: Tables of a run file.
-        reason: Why these settings, for ``--dry-run``.
+        reason: Reason for these settings, for ``--dry-run``.
     """
 
     tables: Mapping[str, Any]
@@ -43,7 +43,7 @@ def to_toml(tables: Mapping[str, Any], remarks: Mapping[str, str] | None = None)
 
     Args:
         tables: Tables to write.
-        remarks: Comments behind values, by `leaf_keys`.
+        remarks: Comments to write after values, by dotted key as in `leaf_keys`.
     """
     lines: list[str] = []
 
@@ -134,7 +134,7 @@ def tables_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str) -> Any:
-    """Returns a value of Python as one that a run file can have."""
+    """Converts a Python value to one that a run file can contain."""
     if isinstance(value, Mapping):
         return {name: _plain(content, f"{key}.{name}") for name, content in value.items()}
     if isinstance(value, list | tuple):
@@ -148,7 +148,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _parts(key: str, form: str) -> list[str]:
-    """Splits a dotted key as TOML does; ``form`` is the message if it is none."""
+    """Splits a dotted key as TOML does; ``form`` is the error message for a malformed key."""
     try:
         parts = list(_path(tomllib.loads(f"{key} = 0"))) if "\n" not in key else []
     except tomllib.TOMLDecodeError:
@@ -261,7 +261,7 @@ def _section_at(model: type[BaseModel], where: Sequence[str]) -> type[BaseModel]
     section: type[BaseModel] | None = model
     is_table = False
     for part in where:
-        if is_table:  # a name of the user, such as a kind of cost
+        if is_table:  # a name that the user chose, such as a kind of cost
             is_table = False
             continue
         field = section.model_fields.get(part) if section is not None else None
@@ -288,13 +288,13 @@ def _fields(model: type[BaseModel] | None) -> dict[str, FieldInfo]:
 
 
 def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], value: Any = None) -> str:
-    """Builds the error for an unknown key: with our name of a setting of another library, or with the nearest key.
+    """Builds the error for an unknown key. Suggests our key for a setting of another library, or the nearest key.
 
     Args:
         key: Unknown key, with its section.
         siblings: Allowed keys of that section.
         elsewhere: Keys of the core.
-        value: Its value; in an unknown section, a key may be known.
+        value: Value of the key; if it is an unknown section, its keys may be settings of another library.
     """
     name = key.rpartition(".")[2]
     near = _nearest(name, siblings, 0.85)
@@ -315,12 +315,12 @@ def unknown_key(key: str, siblings: Sequence[str], elsewhere: Sequence[str], val
 
 @cache
 def foreign_keys() -> dict[str, dict[str, Any]]:
-    """Settings of other libraries by name: ``of`` whom, which of our keys to ``use``, and a ``note``."""
+    """Returns settings of other libraries by name: the library (``of``), our key to ``use``, and a ``note``."""
     return tomllib.loads(_FOREIGN_KEYS_FILE.read_text(encoding="utf-8"))
 
 
 def _foreign(key: str) -> str:
-    """Returns the error for a name of another library; "" if it is none."""
+    """Returns the error for a setting of another library; "" if the key is not one."""
     name = key.rpartition(".")[2]
     found = foreign_keys().get(name)
     if found is None:
@@ -331,7 +331,7 @@ def _foreign(key: str) -> str:
 
 
 def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
-    """Yields the dotted keys of the values in nested tables below ``key``; ``key`` itself if ``value`` is no table."""
+    """Yields the dotted keys of the values in nested tables below ``key``; only ``key`` if ``value`` is not a table."""
     if not isinstance(value, Mapping):
         yield key
         return

@@ -11,7 +11,7 @@ def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int
         total_steps: Steps in the run.
         peak: Learning rate after warm-up and before decay.
         warmup_steps: Steps of the warm-up; 0 disables it.
-        decay_to: Lower limit of the decay as a share of ``peak``; None is constant.
+        decay_to: Lower limit of the decay as a share of ``peak``; None keeps the rate constant.
     """
     rate = peak * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
     if decay_to is None:
@@ -21,7 +21,7 @@ def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int
 
 
 def linear(step: int, total_steps: int, first: float, last: float) -> float:
-    """Changes linearly from ``first`` in the first step to ``last`` in the last one."""
+    """Interpolates linearly from ``first`` in the first step to ``last`` in the last step."""
     if total_steps <= 1:
         return first
     return first + (last - first) * min(1.0, (step - 1) / (total_steps - 1))

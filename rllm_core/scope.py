@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A call of a rollout to something outside of its workflow.
+    """A call of a rollout to something outside its workflow.
 
     Attributes:
         kind: ``model``, ``tool`` or ``reward``.
@@ -71,7 +71,7 @@ _calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
 
 @contextmanager
 def timing(calls: Calls) -> Iterator[None]:
-    """Lets `timed` add to ``calls`` in this task and in those that it starts."""
+    """Lets `timed` add to ``calls`` in this task and in tasks that it starts."""
     token = _calls.set(calls)
     try:
         yield
@@ -113,7 +113,7 @@ SAMPLED = ("prompt_ids", "completion_ids", "logprobs", "weight_version")
 
 
 def sampled_of(step: Step) -> tuple[Any, ...]:
-    """Returns the fields `SAMPLED` as the step holds them."""
+    """Returns the values of the fields `SAMPLED`, as the step stores them."""
     return _sampled(step.__dict__)
 
 
@@ -131,12 +131,12 @@ class RolloutScope:
         name: Name of the rollout, for messages.
         loop: Event loop in which its completers may be used, or None for any.
         on_idle: Called when the last running call has ended after `close`.
-        tally: Tally of the rollout; by default, of the scope alone.
+        tally: Tally of the rollout's costs. Defaults to a new tally of this scope alone.
 
     Attributes:
         is_open: Whether completers accept calls.
-        sampled: The fields `SAMPLED` of the steps that the completers returned, by ``step_id``, as the steps hold them.
-        waits_at: Where the rollout waits in another process, as far as that is known.
+        sampled: Values of the fields `SAMPLED` of the steps that the completers returned, by ``step_id``.
+        waits_at: Where the rollout waits in another process, if known.
     """
 
     __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "tally", "waits_at")
@@ -186,7 +186,7 @@ class RolloutScope:
 
 
 class _CallInScope:
-    """The context of one call; a generator would take several times as long."""
+    """Context of one call; a class, since a generator-based context would take several times as long."""
 
     __slots__ = ("_scope", "_task")
 
@@ -217,7 +217,7 @@ class _CallInScope:
         scope._calls.discard(task)
         if not scope.is_open and not scope._calls and scope._on_idle is not None:
             scope._on_idle(scope)
-        if task in scope._stopped and isinstance(error, asyncio.CancelledError):  # otherwise somebody else cancelled it
+        if task in scope._stopped and isinstance(error, asyncio.CancelledError):  # cancelled by `close`, nothing else
             scope._stopped.remove(task)
             task.uncancel()
             raise RolloutEnded(f"{scope.name} ended while the model was answering") from None

@@ -49,15 +49,15 @@ class Services:
         """Sandbox for model-written programs.
 
         Raises:
-            rllm_core.errors.ConfigError: If it does not work on this machine.
+            rllm_core.errors.ConfigError: If the sandbox does not work on this machine.
             rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
         """
         return working_sandbox(self._plugins, self._sandbox_name)()
 
     def isolating_sandbox(self) -> Sandbox:
-        """Sandbox for what must not run without isolation: the one of the run file if it isolates, or an installed one.
+        """Sandbox for code that must not run without isolation: the run file's if it isolates, or an installed one.
 
-        Workflows call it in `rllm_core.workflow.Workflow.tasks`, so that a run that cannot have one ends at once.
+        Workflows call this in `rllm_core.workflow.Workflow.tasks`, so that a run without such a sandbox ends at once.
 
         Raises:
             rllm_core.errors.ConfigError: If no installed sandbox isolates and works on this machine.
@@ -92,15 +92,15 @@ class Services:
         Args:
             name: Name of the reward function (hook ``reward_functions``).
             limits: Limits of one call.
-            blame_text: Errors that are the fault of the text, such as ``ChildRaised`` where the function raises for
-                text of another form than it expects. Such a text gets the score 0.
+            blame_text: Errors that are the fault of the text, such as ``ChildRaised`` if the function raises for text
+                that is not in the expected form. Such a text gets the score 0.
 
         Returns:
-            A function from a task and the model's text to a `Score`, which is a float. If a call has no result, it
-            raises a `rllm_core.sandbox.ChildError`, unless that is in ``blame_text``. With ``blame_text``, every score
-            has the part ``rejected``: 1 if the text caused such an error, and otherwise 0. ``ChildTimeout`` and
-            ``ChildOutOfMemory`` are usually caused by the text, the others by the function. A call whose process dies
-            is repeated once, because the machine may have killed it; ``ChildDied`` means that it died twice.
+            A function from a task and the model's text to a `Score`, which is a float. A call without a result raises a
+            `rllm_core.sandbox.ChildError`, unless the error is in ``blame_text``. With ``blame_text``, every score has
+            the part ``rejected``: 1 if the text caused such an error, otherwise 0. ``ChildTimeout`` and
+            ``ChildOutOfMemory`` are usually caused by the text, the other errors by the function. A call whose process
+            dies is repeated once, because the machine may have killed it; ``ChildDied`` means that it died twice.
 
         Raises:
             rllm_core.errors.PluginError: If there is no such function, or its plugin is broken.
@@ -151,7 +151,7 @@ def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
     """Returns the class of a sandbox.
 
     Raises:
-        rllm_core.errors.ConfigError: If it does not work on this machine.
+        rllm_core.errors.ConfigError: If the sandbox does not work on this machine.
         rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
     """
     sandbox_class: type[Sandbox] = plugins.load(plugins.select(providers.SandboxProvider, name))

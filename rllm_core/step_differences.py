@@ -1,4 +1,4 @@
-"""Steps of a trajectory as differences: what each adds to the step before.
+"""Steps of a trajectory as differences: the part that each step adds to the step before.
 
 Written and pickled trajectories store these differences, so their size also grows linearly with the turns.
 """
@@ -18,7 +18,7 @@ _Log = TypeVar("_Log", TokenLog, Messages)
 def differences(steps: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yields the fields ``prompt_ids``, ``messages`` and ``tools`` of each step as differences from the step before.
 
-    A difference is ``{"continues": True, "new": ...}``. Fields that do not continue it are left out.
+    A difference is ``{"continues": True, "new": ...}``. Fields that do not continue the previous step are left out.
     """
     before: Any = None
     for step in steps:
@@ -59,7 +59,7 @@ def restored(steps: Sequence[Any]) -> list[Any]:
             step["messages"] = messages.view()
             step["tools"] = tools
         complete.append(step)
-    for step, log, cut, end in read:  # once the logs have grown: earlier views would keep smaller buffers
+    for step, log, cut, end in read:  # only now that the logs are complete: earlier views would keep old buffers alive
         step.update(prompt_ids=log.view(0, cut), completion_ids=log.view(cut, end))
     return complete
 

@@ -124,7 +124,7 @@ async def _contained(awaitable: Awaitable[object]) -> tuple[object, BaseExceptio
 
 
 def _result(result: object, error: BaseException | None) -> object:
-    """Returns the result or raises the error, which is an ``Exception`` so that callers can tell it from their own."""
+    """Returns the result or raises the error, as an ``Exception``, which callers can tell from their own errors."""
     if error is None:
         return result
     if isinstance(error, Exception):

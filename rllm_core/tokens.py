@@ -21,7 +21,7 @@ _FLOAT32 = np.dtype(np.float32)
 _MAX_TOKEN_ID = 2**31 - 1
 # Copies of long arrays need new pages of memory, which takes longer than to compare them token by token.
 _COMPARED_AS_BYTES = 1 << 14
-_SPARE = 4  # a buffer has a fourth more space than it needs
+_SPARE = 4  # a buffer gets a quarter more space than it needs
 
 
 def token_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
@@ -70,7 +70,7 @@ def logprobs(value: Sequence[float] | npt.NDArray[Any]) -> Floats:
 
 
 def _weights(value: Sequence[float] | npt.NDArray[Any], *, what: str) -> Floats:
-    """Returns a read-only ``float32`` array. Stores the value once if all tokens have the same, as is common."""
+    """Returns a read-only ``float32`` array. If all tokens have the same value, as is common, stores it once."""
     array, lowest, highest = _finite_floats(value, what=what)
     if lowest == highest and array.size > 1 and array.strides != (0,):
         return repeated(lowest, array.size)
@@ -175,13 +175,13 @@ _PACKED_TYPES = {kind: np.dtype(kind) for kind in (*_ID_TYPES, _PACKED_FLOATS)}
 
 
 class _Chunk:
-    """Consecutive tokens that logs share. What one of them has written, no other overwrites.
+    """Consecutive tokens that logs share. No log overwrites tokens that another log has written.
 
     Args:
-        array: Storage. A longer one takes its place when it is full.
-        used: How many tokens are written.
-        start: Position of its first token in the sequence.
-        before: Holds the tokens up to ``start``.
+        array: Storage; replaced by a longer array when full.
+        used: Number of tokens written.
+        start: Position of the chunk's first token in the sequence.
+        before: Chunk that holds the tokens before ``start``, or None.
     """
 
     __slots__ = ("array", "before", "start", "used")
@@ -221,7 +221,7 @@ class _Chunk:
 
 
 class TokenSpan:
-    """Tokens of a log, which are put together whenever they are read. So branches share the memory of their prefix."""
+    """Tokens of a log, joined whenever they are read, so that branches share the memory of their common prefix."""
 
     __slots__ = ("_chunk", "_start", "_stop")
 
@@ -243,7 +243,7 @@ class TokenSpan:
 
 
 class SpanField:
-    """Attribute of a record whose field may be a span: whoever reads it gets the array."""
+    """Attribute for a field of a record that may store a span; reading the attribute returns the array."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -254,7 +254,7 @@ class SpanField:
             raise AttributeError(self._name)
         return value.read() if type(value) is TokenSpan else value
 
-    def __set__(self, record: Any, value: Any) -> None:  # without it, the record's dictionary would come first
+    def __set__(self, record: Any, value: Any) -> None:  # without it, the record's dictionary would take precedence
         record.__dict__[self._name] = value
 
 
@@ -269,8 +269,8 @@ class TokenLog:
     """A growing token sequence that hands out its parts.
 
     The prompts of a 100-turn conversation are prefixes of one sequence, so all steps together need memory linear in its
-    length. Of several logs that go on from one prefix, the first to grow uses the same storage, and so does every other
-    one for as long as it grows by the same tokens. What differs is kept apart.
+    length. If several logs continue one prefix, the first to grow uses the same storage, and so does every other log
+    as long as it grows by the same tokens. Tokens that differ get separate storage.
     """
 
     __slots__ = ("_chunk", "_length")
@@ -311,12 +311,12 @@ class TokenLog:
         self._length += len(new)
 
     def view(self, start: int, stop: int) -> TokenIds:
-        """Returns tokens ``[start, stop)`` as a read-only array: a view, unless the log has left another one's path."""
+        """Returns tokens ``[start, stop)`` as a read-only array: a view, unless they are spread over several chunks."""
         self._check(start, stop)
         return self._chunk.read(start, stop)
 
     def span(self, start: int, stop: int) -> Any:
-        """Returns tokens ``[start, stop)`` as a `TokenSpan`, for a field that shows it as an array."""
+        """Returns tokens ``[start, stop)`` as a `TokenSpan`, for a field that shows the span as an array."""
         self._check(start, stop)
         return TokenSpan(self._chunk, start, stop)
 

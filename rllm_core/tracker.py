@@ -19,14 +19,14 @@ class Tracker(ABC):
     is not supported (`rllm_core.errors.PluginError`, `rllm_core.errors.ConfigError`), and has no side effects. The
     calls then come in order, all from one thread that is not the main one: `start`, any number of `log` and
     `log_table`, `finish`.
-    After a call that raises or takes longer than a minute, no more follow; it never stops training. Runs in one process
-    must not mix: if the library supports one run at a time, the `start` of a second one must fail.
+    After a call that raises or takes longer than a minute, the tracker gets no more calls; training continues. Runs in
+    one process must not mix: if the library supports only one run at a time, the `start` of a second run must fail.
 
     Args:
         config: Section validated by its provider's ``config``, or None.
 
     Attributes:
-        name: Name that run files select it by.
+        name: Name by which run files select the tracker.
     """
 
     name: ClassVar[str]

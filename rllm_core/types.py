@@ -153,7 +153,7 @@ class Step(Record):
         weight_version: Weight version that sampled the completion, or None if the policy did not sample it.
         segment: Number of the unbroken token sequence this step belongs to (see `rllm_core.parser.ParserSession`).
         break_reason: Why a new segment starts here. Set on a segment's first step only.
-        control_tokens: How often new text in its prompt spells a control token (see
+        control_tokens: How often new text in the prompt spells a control token (see
             `rllm_core.parser.BaseParser.count_control_tokens`).
         reward: Reward of this step, or None if the environment rewards whole trajectories.
         token_rewards: ``(completion_tokens,)`` rewards of single tokens, added to all others, or None.
@@ -213,7 +213,7 @@ class Trajectory(Record):
         role: Name of the role. A task's trajectories are compared within a role. Single-agent workflows have one role,
             ``"agent"``.
         reward: Reward of the whole trajectory. None means the sum of its steps' rewards.
-        trainable: Whether to train it. False for roles that are only recorded.
+        trainable: Whether to train the trajectory. False for roles that are only recorded.
     """
 
     role: Name = "agent"
@@ -237,7 +237,7 @@ class Trajectory(Record):
             ValueError: If no reward is set. A missing reward is not a reward of 0.
         """
         of_tokens = []
-        for step in self.steps:  # a comprehension would take as long as all of the rest
+        for step in self.steps:  # no comprehension: it would take as long as everything else here
             if step.token_rewards is not None:
                 of_tokens.append(float(step.token_rewards.sum()))
         if self.reward is not None:

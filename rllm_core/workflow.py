@@ -20,7 +20,7 @@ from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 Split = Literal["train", "validation"]
 Conversation = list[dict[str, Any]]
 ENDLESS = sys.maxsize
-"""Length of an endless sequence of tasks: the greatest that ``len`` can return."""
+"""Length of an endless sequence of tasks: the largest value that ``len`` can return."""
 LAZY_TASKS_KEPT = 4096
 
 
@@ -45,16 +45,16 @@ class ChatTools:
 
 
 class LazyTasks(Sequence[Task]):
-    """Tasks that are made when a run needs them, which makes a split of slow or endless tasks possible.
+    """Tasks that are created on demand, for splits that are endless or whose tasks take long to create.
 
         def tasks(self, split):
             offset = 0 if split == "train" else 1_000_000
             return LazyTasks(lambda number: self.made(offset + number), 500 if split == "validation" else None)
 
     Args:
-        make: Makes the task at a position, counted from 0. Equal positions give equal tasks; different ones different
-            ids.
-        length: Number of tasks; None if they are endless. Then ``len`` is `ENDLESS`.
+        make: Function that creates the task at a position, from 0. Equal positions must give equal tasks, and different
+            positions different ids.
+        length: Number of tasks; None for an endless split, whose ``len`` is `ENDLESS`.
     """
 
     def __init__(self, make: Callable[[int], Task], length: int | None = None) -> None:
@@ -94,10 +94,10 @@ class Workflow(ABC):
                 return self.episode(task, [step], reward=float(step.text == task.data["word"]))
 
     Attributes:
-        name: Name by which it is selected, and name of its section in the run file.
+        name: Name that selects the workflow, and name of its section in the run file.
         config_model: Pydantic model of that section.
-        samples: Whether it calls the model. If False, its rollouts hold example conversations, and all rollouts of a
-            task are equal.
+        samples: Whether the workflow calls the model. If False, its rollouts hold example conversations, and all
+            rollouts of a task are equal.
         services: Reward functions by name, and the sandbox of the run file. Set before `tasks` is called.
     """
 
@@ -123,7 +123,7 @@ class Workflow(ABC):
         is converted to a list.
 
         Raises:
-            rllm_core.config.ConfigError: If a row lacks a field; names the row and the field.
+            rllm_core.config.ConfigError: If a row lacks a field; the message names the row and the field.
         """
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Workflow(ABC):
         return trajectory.role
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
-        """Endless conversations that teach a model made from scratch the form of answers, but not which are good.
+        """Endless conversations that teach a model made from scratch the form of answers, not which answers are good.
 
         A conversation is a list of messages such as ``{"role": "user", "content": "..."}``; those of the assistant are
         learned. Backend ``local`` makes its starter model from them if ``model.path`` is empty; otherwise this is not

@@ -28,7 +28,7 @@ class _Split:
         self.sum += np.bincount(cells, values, minlength=_CELLS)
 
     def means(self, name: str, *, by_sign: bool) -> dict[str, float]:
-        """Returns the mean as ``name``, and means of parts as ``name/part``; by age only if there are several."""
+        """Returns the mean as ``name``, and means of parts as ``name/part``; by age only if there are several ages."""
         tokens, sums = (array.reshape(len(_SIGNS), len(_AGES)) for array in (self.tokens, self.sum))
         if not tokens.any():
             return {}

@@ -18,12 +18,12 @@ class RolloutGroup:
     """Rollouts of one task that are scored together.
 
     Attributes:
-        task: Their task.
-        episodes: ``(rollouts,)`` episodes, sorted by ``rollout_index``. Those that failed, and those whose termination
-            reason keeps them from training, are not among them.
-        is_validation: Whether they belong to a validation or an evaluation, so that nothing is trained on them.
-        seed: Seed for whatever the scorer draws. It depends only on the run's seed and on the group's place in the run.
-        run_seed: Seed of the run. With the group's content, it makes a seed for what equal groups should share.
+        task: Task of the rollouts.
+        episodes: ``(rollouts,)`` episodes, sorted by ``rollout_index``, without failed ones and without those whose
+            termination reason excludes them from training.
+        is_validation: Whether the rollouts belong to a validation or an evaluation, so that none of them is trained.
+        seed: Seed for the scorer's random choices. Depends only on the run's seed and the group's position in the run.
+        run_seed: Seed of the run. Derive seeds from it and the group's content for choices that equal groups share.
     """
 
     task: Task
@@ -35,12 +35,12 @@ class RolloutGroup:
 
 @dataclass(frozen=True)
 class ScorerModel:
-    """Model that a scorer asks through a rollout engine that needs no backend.
+    """A scorer's own model, which it samples from through a rollout engine that needs no backend.
 
     Attributes:
         engine: Name of the engine.
         path: Folder or name of the model.
-        parser: Name of the parser; "" for the one of the run file.
+        parser: Name of the parser; "" for the run file's parser.
     """
 
     engine: str
@@ -49,7 +49,7 @@ class ScorerModel:
 
 
 class ScorerServices(Protocol):
-    """What a run offers to its group scorer."""
+    """Services of a run for its group scorer."""
 
     async def complete(
         self, messages: Sequence[MessageLike], *, seed: int, max_response_tokens: int, temperature: float = 0.0
@@ -65,7 +65,7 @@ class ScorerServices(Protocol):
         ...
 
     def count(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Counts a call to a model that the scorer made by itself."""
+        """Counts a call to a model that the scorer made on its own."""
         ...
 
 
@@ -81,10 +81,10 @@ class GroupScorer(Configured, ABC):
     its metadata.
 
     Attributes:
-        model: Model to open for `ScorerServices.complete`; None to ask the policy. Set it in ``__init__`` if it depends
-            on the options, as the next one.
-        frozen_version: Weight version of the policy to ask: 0 for the weights that the run started from, whatever is
-            trained meanwhile; None for the current ones.
+        model: Model to open for `ScorerServices.complete`; None to sample from the policy. Set it in ``__init__`` if it
+            depends on the options; the same applies to ``frozen_version``.
+        frozen_version: Weight version of the policy to sample from: 0 for the weights that the run started from,
+            whatever has been trained since; None for the current weights.
     """
 
     model: ScorerModel | None = None
@@ -94,16 +94,16 @@ class GroupScorer(Configured, ABC):
         """Prepares for the first group of a run."""
 
     async def close(self) -> None:
-        """Frees what `open` and `score` took. Called once, after the last group."""
+        """Frees the resources of `open` and `score`. Called once, after the last group."""
 
     @abstractmethod
     async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
         """Returns a score for every rollout of the group.
 
-        Called for many groups at once. An exception, a score that is missing or no finite number, and a rollout id that
-        the group does not have make the run call it again, ``algorithm.group_scorer_attempts`` times at most, and each
-        time for at most ``algorithm.group_scorer_timeout_seconds``. After that, all rollouts of the group are unscored.
-        An unscored rollout is not trained, and never has a reward of 0.
+        Called for many groups at once. Each attempt may take ``algorithm.group_scorer_timeout_seconds``. An attempt
+        fails if the call raises an exception, or if a score is missing, is not a finite number, or is for a rollout
+        outside the group. After ``algorithm.group_scorer_attempts`` failed attempts, all rollouts of the group are
+        unscored. An unscored rollout is not trained, and never has a reward of 0.
 
         Raises:
             rllm_core.errors.UserError: If only the user can fix the problem; ends the run.
@@ -114,7 +114,7 @@ def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | N
     """Returns the score of every rollout of the group.
 
     Raises:
-        ValueError: If one is missing or is no finite number, or if there are others.
+        ValueError: If a score is missing or not a finite number, or there are scores for other rollouts.
     """
     if not isinstance(returned, Mapping):
         raise ValueError(f"score() returned {type(returned).__name__}, not a mapping from rollout ids to scores")

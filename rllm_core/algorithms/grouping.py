@@ -11,7 +11,7 @@ from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 
 class FilterReason(StrEnum):
-    """Why succeeded rollouts were not trained."""
+    """Why successful rollouts were not trained."""
 
     INCOMPLETE_GROUP = "incomplete_group"
     TOO_FEW = "too_few_trajectories"
@@ -48,7 +48,7 @@ def group_trajectories(
         group_id: Position of the task in the run's task stream.
         task_id: Task of all episodes.
         episodes: Finished rollouts, sorted by ``rollout_index``.
-        group_of: Returns the group name of a trajectory.
+        group_of: Function that returns the group name of a trajectory.
         dispatched_version: Weight version at dispatch, used for groups without sampled tokens.
 
     Raises:

@@ -16,10 +16,10 @@ class Configured:
     """A component of an algorithm with options.
 
     Attributes:
-        options_model: Model of its options. By default, there are none.
-        options: The validated options. Subclasses annotate it with their model.
-        label: Name in errors: its class, or its kind, name and package if a run has selected it.
-        describe: Describes an exception that it raised; with the plugin and line if a run has selected it.
+        options_model: Model of the component's options. By default, there are none.
+        options: The validated options. Subclasses annotate this attribute with their model.
+        label: Name in errors: the class, or kind, name and package if a run has selected the component.
+        describe: Describes an exception of the component; with plugin and line if a run has selected the component.
 
     Args:
         options: Table of options.
@@ -40,7 +40,7 @@ class Configured:
         """Returns ``call(*arguments)``, a call of this component, which may come from any plugin.
 
         Raises:
-            RunError: If the call fails, unless with a message for users.
+            RunError: If the call fails with anything but an error for users, which propagates.
         """
         try:
             return call(*arguments)

@@ -126,15 +126,15 @@ def with_tokens(
 def per_step(
     trajectory: Trajectory, trained: Sequence[Segment], values: Iterable[Floats | None]
 ) -> list[Floats | None]:
-    """Splits numbers of a trajectory's samples into those of its steps.
+    """Splits per-token values of a trajectory's samples by step.
 
     Args:
         trajectory: Trajectory.
-        trained: Its segments, from `trained_segments`.
-        values: Per segment ``(sampled_tokens,)``, or None for a sample without numbers.
+        trained: Segments of the trajectory, from `trained_segments`.
+        values: Per segment ``(sampled_tokens,)``, or None for a sample without values.
 
     Returns:
-        Per step ``(completion_tokens,)``, or None for a step without numbers.
+        Per step ``(completion_tokens,)``, or None for a step without values.
     """
     result: list[Floats | None] = [None] * len(trajectory.steps)
     for segment, of_sample in zip(trained, values, strict=True):
@@ -156,7 +156,7 @@ def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credi
         with np.errstate(over="ignore"):  # samples hold float32
             # Check the kind first: astype would turn digit strings and None into numbers.
             arrays = [array.astype(np.float32) for array in map(np.asarray, parts) if array.dtype.kind in "fiu"]
-    except (TypeError, ValueError):  # no numbers at all
+    except (TypeError, ValueError):  # not numbers
         arrays = []
     if [array.shape for array in arrays] != shapes or not all(np.isfinite(array).all() for array in arrays):
         shown = " ".join(f"{credit!r:.200}".split())
@@ -187,7 +187,7 @@ def _sample(
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # which would copy even a single array
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # concatenate would copy even a single array
 
 
 def _spread(credit: Credit, positions: Sequence[int], lengths: Sequence[int]) -> Floats:

@@ -15,7 +15,7 @@ Outcome = Literal["trained", "filtered", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class GroupResult:
-    """What became of a task that `TaskSampler.next` returned.
+    """Result of a task that `TaskSampler.next` returned.
 
     Attributes:
         ordinal: Number of the task in the order of `TaskSampler.next`, from 0.
@@ -23,9 +23,9 @@ class GroupResult:
         outcome: ``trained``, ``filtered``, ``failed``, or ``skipped`` for a task in quarantine, which is never started
             again.
         reason: Reason of the outcome, as in the rollout accounting.
-        solved: Share of its rollouts that are correct; None if the workflow does not say.
+        solved: Share of the group's rollouts that are correct; None if the workflow does not determine this.
         rewards: ``(rollouts,)`` total reward of each rollout that has one.
-        weight_version: Oldest weight version that sampled any of it.
+        weight_version: Oldest weight version that sampled any of the group's tokens.
         step: Optimizer steps done when the sampler gets the result.
     """
 
@@ -51,7 +51,7 @@ class TaskSampler(Configured, ABC):
 
     @abstractmethod
     def begin(self, tasks: Sequence[Task], seed: int) -> None:
-        """Starts a run, before anything else is called.
+        """Starts a run. Called before all other methods.
 
         Args:
             tasks: Training tasks, at least one. They may be endless: then ``len`` is `rllm_core.workflow.ENDLESS`.
@@ -63,7 +63,7 @@ class TaskSampler(Configured, ABC):
 
     @abstractmethod
     def next(self, n: int) -> Sequence[int]:
-        """Returns the positions of the next ``n`` tasks, by what was observed so far.
+        """Returns the positions of the next ``n`` tasks, given the results observed so far.
 
         ``next(a)`` and then ``next(b)`` is the same as ``next(a + b)``. A task may come again before its result is
         known.
@@ -72,10 +72,10 @@ class TaskSampler(Configured, ABC):
     def observe(self, result: GroupResult) -> None:
         """Takes the result of a task.
 
-        Those of a sync window come together, sorted by `GroupResult.ordinal`, before the first task of the next window
-        is drawn. In synchronous training they are all results so far. In asynchronous training some come windows later,
-        after those of tasks that were drawn later. Each comes once, also if the run is resumed. ``skipped`` comes at
-        once.
+        The results of a sync window arrive together, sorted by `GroupResult.ordinal`, before the first task of the next
+        window is drawn. In synchronous training, all results so far have then arrived. In asynchronous training, some
+        arrive windows later, after results of tasks that were drawn later. Each result arrives once, even if the run is
+        resumed. A ``skipped`` result arrives immediately.
         """
 
     def metrics(self) -> Mapping[str, float]:
@@ -91,15 +91,15 @@ class TaskSampler(Configured, ABC):
         """Restores the state of a checkpoint, after `begin`; the next tasks are then the same as without a restart.
 
         Raises:
-            rllm_core.errors.ConfigError: If the state is of other tasks.
+            rllm_core.errors.ConfigError: If the state belongs to other tasks.
         """
 
 
 def checked_positions(returned: object, n: int, tasks: Sequence[Task]) -> list[int]:
-    """Returns what `TaskSampler.next` returned, as a list.
+    """Checks the return value of `TaskSampler.next`, and returns it as a list.
 
     Raises:
-        ValueError: If it is not ``n`` positions of tasks.
+        ValueError: If the value is not ``n`` positions of tasks.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str):
         raise ValueError(f"next({n}) returned {type(returned).__name__}, not a list of positions")

@@ -108,7 +108,7 @@ def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:
     """``(tokens,)`` bool result of `PolicyLoss.clipped`, checked like the losses.
 
     Raises:
-        RunError: If it fails, or does not return one bool per token.
+        RunError: If the method fails, or does not return one bool per token.
     """
     clipped = loss.attempt(loss.clipped, inputs)
     if clipped is None:

@@ -1,4 +1,4 @@
-"""What the core ships, registered through the same hooks as the providers of any plugin.
+"""Providers that the core ships, registered through the same hooks as the providers of any plugin.
 
 Only this table names the classes. No submodule may be called like a hook: importing it would replace the hook's
 implementation.

@@ -1,4 +1,4 @@
-"""Host ``processes``: rollouts run in other processes of this machine, which are started anew, never forked."""
+"""Host ``processes``: rollouts run in other processes of this machine, which are freshly started, never forked."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rllm_core.hosts.workers import Link, Worker
 from rllm_core.sandbox import ProcessKeeper
 
 STACK_SECONDS = 1.0
-LAST_OUTPUT_SECONDS = 0.5  # for what a worker has printed; a process that left its session may keep the pipe open
+LAST_OUTPUT_SECONDS = 0.5  # to read a worker's last output: a process outside its session may keep the pipe open
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # there is a process per core already
 
 
 class Processes(WorkerPool):
     """Runs rollouts in processes of this machine.
 
-    The processes end with the run, however it ends: a keeper process, which only waits for that, kills those that are
-    left, and all that they have started.
+    The processes end with the run, however it ends: a keeper process waits for the run to end, then kills the remaining
+    processes and everything that they have started.
     """
 
     name = "processes"
@@ -90,8 +90,8 @@ class _ProcessLink(Link, asyncio.Protocol):
     """The connection to a worker process.
 
     Attributes:
-        output: Reads what the worker prints; None until it has been started.
-        output_ended: Set when the worker and all that it has started have closed it.
+        output: Reader of the worker's output; None until reading has started.
+        output_ended: Set when the worker and everything that it has started have closed the output.
     """
 
     def __init__(self, worker: Worker, process: subprocess.Popen[bytes], host: Processes) -> None:
@@ -123,7 +123,7 @@ class _ProcessLink(Link, asyncio.Protocol):
             self._transport.write(wire.frame(content))
 
     async def _ended(self) -> None:
-        """Says how the process ended, once that is known."""
+        """Reports how the process ended, once this is known."""
         code = await self._exit_code()
         how = "its connection broke" if code is None else f"exit code {code}"
         if code is not None and code < 0:
@@ -144,7 +144,7 @@ class _ProcessLink(Link, asyncio.Protocol):
             os.kill(self._process.pid, ASK_FOR_STACK)
             await asyncio.sleep(STACK_SECONDS)
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its session: what it has started ends, too
+            os.killpg(self._process.pid, signal.SIGKILL)  # the worker, and the processes that it has started
         except ProcessLookupError:
             pass
         while self._process.poll() is None:
@@ -160,7 +160,7 @@ class _ProcessLink(Link, asyncio.Protocol):
 
 
 class _Output(asyncio.Protocol):
-    """Reads what a worker prints."""
+    """Reads the output of a worker."""
 
     def __init__(self, link: _ProcessLink) -> None:
         self._link = link

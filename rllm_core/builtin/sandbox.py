@@ -24,7 +24,7 @@ class ChildSandbox(Sandbox):
     still access this user's files, processes and network: use a real sandbox for code you do not trust.
 
     Args:
-        at_once: Maximum number of concurrent programs; further ones wait.
+        at_once: Maximum number of concurrent programs; further programs wait.
     """
 
     name: ClassVar[str] = "child"

@@ -11,7 +11,7 @@ from rllm_core.types import Task
 
 
 class Uniform(TaskSampler):
-    """Every task once per epoch; each epoch has its own random order. Results change nothing."""
+    """Chooses every task once per epoch, in a random order that differs between epochs. Ignores results."""
 
     def begin(self, tasks: Sequence[Task], seed: int) -> None:
         """See `TaskSampler.begin`."""

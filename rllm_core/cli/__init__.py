@@ -1,4 +1,4 @@
-"""Command line. A command's module is imported when the command runs, not to list the commands."""
+"""Command line. A command's module is imported when the command runs, not when commands are listed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ValueT = TypeVar("ValueT")
 
 ALL_PLUGINS = "*"
 EXIT_SECONDS = 20.0
-EXIT_HANDLERS_SECONDS = 120.0  # they may upload something
+EXIT_HANDLERS_SECONDS = 120.0  # exit handlers may upload something
 PYDANTIC_VARIABLE, PYDANTIC_OFF = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
@@ -75,7 +75,7 @@ class Session:
         self.no_plugins: bool | frozenset[str] = False
 
     def leave_behind(self, left: Sequence[str]) -> None:
-        """Reports what could not be stopped; the process exits without waiting for it."""
+        """Reports tasks and threads that could not be stopped; the process exits without waiting for them."""
         if left:
             self.has_hung_threads = True
             click.echo(printable(f"left behind, since it did not stop: {', '.join(left)}"), err=True)
@@ -114,7 +114,7 @@ class LazyGroup(click.Group):
     """Commands of the core and of plugins, each imported when it is called.
 
     Args:
-        prefix: Words before the names of its commands, with a space; empty for ``rllm-core`` itself.
+        prefix: Words before the names of the group's commands, with a space; empty for ``rllm-core`` itself.
     """
 
     def __init__(self, *args: Any, prefix: str = "", **options: Any) -> None:
@@ -122,7 +122,7 @@ class LazyGroup(click.Group):
         self.prefix = prefix
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Lets ``--no-plugins`` have no value: click would use the next word as its value."""
+        """Allows ``--no-plugins`` without a value: click would take the next word as its value."""
         ctx.ensure_object(Session)
         return super().parse_args(ctx, [f"{a}={ALL_PLUGINS}" if a == "--no-plugins" else a for a in args])
 
@@ -183,7 +183,7 @@ class LazyGroup(click.Group):
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _within(self, commands: Mapping[str, ValueT]) -> dict[str, ValueT]:
-        """Returns the commands of this group, by the one word that calls them."""
+        """Returns the commands of this group, by the single word that calls them."""
         own = {name.removeprefix(self.prefix): c for name, c in commands.items() if name.startswith(self.prefix)}
         return {word: command for word, command in own.items() if " " not in word}
 
@@ -218,7 +218,7 @@ def _set_no_plugins(context: click.Context, option: click.Parameter, value: str 
 
     if value is not None:
         session(context).no_plugins = True if value == ALL_PLUGINS else split_names(value)
-        vars(session(context)).pop("plugins", None)  # finding this command may have used them
+        vars(session(context)).pop("plugins", None)  # finding this command may already have created the plugin manager
         if session(context).owns_process:  # child processes must see the same plugins
             os.environ[NO_PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(NO_PLUGINS_VARIABLE), value]))
 
@@ -298,7 +298,7 @@ def _report(current: Session, error: Exception, line: str, args: Sequence[str] |
 
 
 def _leave_threads(exit_code: int, is_hung: bool) -> None:
-    """Ends the process if threads keep running; otherwise it may end as usual, which is limited in time, too.
+    """Ends the process if threads keep running; otherwise lets it end as usual, within a time limit.
 
     Args:
         exit_code: Exit code of the command.
@@ -321,7 +321,7 @@ def _leave_threads(exit_code: int, is_hung: bool) -> None:
 
 
 def _lasting_threads() -> list[threading.Thread]:
-    """Threads that keep the process from ending, without those of thread pools, which Python stops by itself."""
+    """Returns threads that keep the process from ending, without those of thread pools, which Python itself stops."""
     lasting = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
     if lasting:
         from concurrent.futures.thread import _threads_queues
@@ -331,7 +331,7 @@ def _lasting_threads() -> list[threading.Thread]:
 
 
 def _started_by(thread: threading.Thread) -> str:
-    """Names a thread, and the plugin whose import started it."""
+    """Returns the name of a thread, with the plugin whose import started it."""
     from rllm_core.plugins.loading import LEFT_THREADS
 
     plugin = LEFT_THREADS.get(thread)

@@ -1,4 +1,4 @@
-"""``rllm-core backends``: backends and their capabilities, each asked in a child process."""
+"""``rllm-core backends``: backends and their capabilities, each queried in a child process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def default_capabilities(provided: Provided[BackendProvider], plugins: PluginMan
 
     Raises:
         ConfigError: If the backend cannot declare them without settings.
-        PluginError: If it is broken.
+        PluginError: If the backend is broken.
     """
     from rllm_core.backend import Capabilities
     from rllm_core.config import RunConfig

@@ -68,7 +68,7 @@ def provided(kind: str, *, files: bool = False) -> Complete:
 
 
 def _variants(plugins: PluginManager, incomplete: str) -> list[CompletionItem]:
-    """Returns the variants of the only workflow that can be meant; empty if it has none, or there are several."""
+    """Returns the variants of the only matching workflow; empty if it has none, or several workflows match."""
     from rllm_core.assembly.variants import variants_of
     from rllm_core.providers import WorkflowProvider
 

@@ -20,7 +20,7 @@ MIN_COLUMN_CHARACTERS = 16
 
 
 def printing_apart(as_json: bool) -> contextlib.AbstractContextManager[object]:
-    """Context in which plugins and workflows print to stderr if the command prints JSON, which then stands alone."""
+    """Context in which plugins and workflows print to stderr if the command prints JSON, so stdout has only JSON."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
@@ -30,14 +30,14 @@ def echo_json(value: Any) -> None:
 
 
 def provider_row(name: str, provided: Provided[Any], **found: Any) -> dict[str, Any]:
-    """Builds the JSON object of a provider: its name, what was ``found`` out about it, and where it comes from."""
+    """Builds the JSON object of a provider: its name, the fields in ``found``, and the plugin it comes from."""
     plugin = provided.plugin
     about = {"package": plugin.package, "version": plugin.version, "plugin": plugin.name, "load": provided.record.load}
     return {"name": name, "summary": provided.record.summary, **found, **about}
 
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows in columns; on a terminal with rich, which is imported only then."""
+    """Prints rows in columns; on a terminal, with rich, which is imported only then."""
     clean = [[printable_lines(cell).replace("\n", " ") for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console

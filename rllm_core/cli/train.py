@@ -117,7 +117,7 @@ def train(
 
 
 def _amounts(amounts: Mapping[str, Any]) -> str:
-    """Formats the numbers among some amounts by their names."""
+    """Formats amounts with their names, without values that are not numbers."""
     known = {name.replace("_", " "): value for name, value in amounts.items() if isinstance(value, int | float)}
     forms = {"money": ",.6g", "seconds": ",.1f"}
     return ", ".join(f"{value:{forms.get(name, ',.0f')}} {name}" for name, value in known.items())

@@ -1,4 +1,4 @@
-"""Versions of packages that do not work together, although their metadata allows it, or that cannot do something."""
+"""Versions of packages that do not work together although their metadata allows it, or that have known limits."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ CONFLICTS = (
 
 @dataclass(frozen=True)
 class KnownLimit:
-    """Something that a version of a package does wrong, and that is therefore refused or done in another way.
+    """A fault of a package version, which is therefore refused or worked around.
 
     Attributes:
         installed: Requirement for the case to apply.
-        limit: What it does wrong, with the number of its thread.
+        limit: Description of the fault, with the number of its issue thread.
         instead: What happens instead.
     """
 

@@ -1,4 +1,4 @@
-"""Shows in a terminal what a command waits for."""
+"""Shows in a terminal what a command is waiting for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SILENT_SECONDS = 1.0
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Shows what takes longer than a second, until it is done; nothing if standard error is no terminal."""
+    """Shows ``what`` from one second on until the context ends; shows nothing if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -1,7 +1,7 @@
 """Aligns two tokenizations of one text by bytes.
 
-A chunk ends where both have a token boundary at the same byte. Chunk log-probabilities can then be compared: each
-model's is the sum over its own tokens.
+A chunk ends where both tokenizations have a token boundary at the same byte. The models can then be compared chunk by
+chunk: a chunk's log-probability under a model is the sum over that model's own tokens.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, st
         completion_ids: ``(student_tokens,)`` sampled token ids.
         student: Vocabulary of these tokens.
         teacher: Vocabulary of the teacher.
-        stops: Teacher's stop token for each of the student's.
+        stops: Teacher's stop token for each of the student's stop tokens.
     """
     names = {number: name for name, number in student.control_ids.items()}
     builder = _Builder(teacher)

@@ -28,9 +28,9 @@ UNSCORED_TOKENS = "teacher_unscored_tokens"
 class Teacher:
     """Writes ``log p_teacher - log p_student`` of every sampled token to `rllm_core.types.Step.advantages`.
 
-    A teacher reads the student's tokens if it has the same vocabulary and ``teacher.parser`` is not set. Otherwise its
-    own parser renders the messages, and the bytes of the completion become its own tokens
-    (`rllm_core.distillation.alignment`). Tokens that it cannot score get 0 and are listed in the step's metadata.
+    A teacher reads the student's tokens if it has the same vocabulary and ``teacher.parser`` is not set. Otherwise the
+    teacher's parser renders the messages, and the bytes of the completion are encoded as the teacher's own tokens
+    (`rllm_core.distillation.alignment`). Tokens without a score get 0 and are listed in the step's metadata.
 
     Args:
         engine: Engine that scores.
@@ -106,7 +106,7 @@ class Teacher:
         steps[position] = _scored(step, alignment, known)
 
     def _check_prompt(self, step: Step) -> None:
-        """Rejects prompts that the teacher's parser could not write: of tools that it does not know, or of more."""
+        """Rejects prompts with tools that the teacher's parser cannot render, or with more than messages and tools."""
         assert self.parser is not None
         if step.tools and not self.parser.supports_tools:
             raise ConfigError(
@@ -150,7 +150,7 @@ class Teacher:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Returns all results; the first failure stops the others and is raised without its group."""
+    """Returns all results; the first failure stops the others, and is raised without its exception group."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(part) for part in work]

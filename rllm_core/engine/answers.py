@@ -1,4 +1,4 @@
-"""What a completer keeps of every answer, to fork after it."""
+"""Record that a completer keeps of every answer, so that conversations can be forked after it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Answer:
     Attributes:
         step: The step.
         tokens: Prompt and completion.
-        tools: Tools that it was offered, as far as known.
-        before: The step before it.
+        tools: Tools that the prompt offered, if known.
+        before: Previous answer of the conversation, or None.
     """
 
     step: Step
@@ -26,7 +26,7 @@ class Answer:
     before: Answer | None
 
     def steps(self) -> list[Step]:
-        """All steps of the conversation up to this one."""
+        """Returns all steps of the conversation up to this one."""
         steps: list[Step] = []
         at: Answer | None = self
         while at is not None:

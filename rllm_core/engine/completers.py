@@ -1,4 +1,4 @@
-"""Completers: the conversations with the model that a workflow has."""
+"""Completers: a workflow's conversations with the model."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Completer:
         """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt).
 
         Args:
-            after: Step of this rollout, of any conversation, from which the new conversation goes on: with the step's
-                messages and answer, to which the caller appends. The tokens so far are part of its prompts and are
-                sampled, and so trained, only once. By default, the conversation is empty.
+            after: Step to continue from, in any conversation of this rollout. The new conversation starts with its
+                messages and answer, to which the caller appends. The tokens so far are part of its prompts; they are
+                sampled, and therefore trained, only once. By default, the conversation starts empty.
             key: Name from which the fork derives its seeds, so that they do not depend on how many forks were opened
                 before. Forks of a completer with the same name have the same seeds.
 
@@ -118,7 +118,7 @@ class Completer:
         return answer
 
     def _begin_after(self, answer: Answer) -> None:
-        """Sets the state of a conversation that goes on after a step."""
+        """Sets the state of a conversation that continues after a step."""
         self._newest = answer
         self._tokens = answer.tokens.prefix(len(answer.tokens))
 
@@ -137,7 +137,7 @@ class Completer:
             messages: The whole conversation so far.
             tools: Tools the model may call.
             max_response_tokens: Maximum length of the completion, including the stop token, instead of the run's.
-            stop_texts: Texts that end the completion. It is cut after the token that completes one of them.
+            stop_texts: Texts that end the completion, which is cut after the token that completes one of them.
             metadata: Metadata of the step.
 
         Returns:
@@ -179,9 +179,9 @@ class Completer:
         stop_texts: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> list[Step]:
-        """Samples alternatives of the next assistant message at once; engines that can, share the prefill.
+        """Samples several alternatives for the next assistant message at once; engines share the prefill if they can.
 
-        The conversation of this completer stays as it is. To go on from an alternative, use
+        The conversation of this completer stays as it is. To continue from an alternative, use
         ``completer.fork(after=step)``. If one call fails, the others are cancelled.
 
         Args:
@@ -257,11 +257,11 @@ class Completer:
             raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
 
     def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
-        """Tokens of the conversation, and the tools of its last prompt as far as a fork needs to know them."""
+        """Returns the tokens of the conversation, and the tools of its last prompt if a fork needs to know them."""
         return self._tokens.prefix(len(self._tokens)), None
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
-        """Rejects tools if the parser cannot read tool calls: rollouts would silently go without their rewards."""
+        """Rejects tools if the parser cannot read tool calls: rollouts would silently miss their rewards."""
         parser = self.engine.parser
         if not tools or parser is None or parser.supports_tools:
             return

@@ -65,16 +65,16 @@ class RolloutEngine(ABC):
     """Samples from the policy.
 
     An engine does not train, and it parses only through its `BaseParser`. Every output carries the weight version that
-    sampled it. An engine may be called concurrently from one event loop. Each call says whether it is for validation;
-    that is never engine state.
+    sampled it. An engine may be called concurrently from one event loop. Each call states whether it is for validation,
+    which is never engine state.
 
     Attributes:
-        name: Name by which it is selected; used in errors.
+        name: Name that selects the engine; used in errors.
         parser: Parser whose tokens this engine takes, or None.
-        weight_version: Version of the weights it samples from. The backend sets it in `on_policy_updated`.
+        weight_version: Version of the weights that the engine samples from. The backend sets it in `on_policy_updated`.
         vocabulary_size: Upper limit (exclusive) for token ids in prompts, or None if unknown.
-        computes_logprobs: Whether it implements `compute_logprobs`, which a teacher needs.
-        too_long_advice: What to do about a prompt that does not fit, for errors.
+        computes_logprobs: Whether the engine implements `compute_logprobs`, which a teacher needs.
+        too_long_advice: Advice for errors about a prompt that does not fit.
     """
 
     name: ClassVar[str]
@@ -100,7 +100,7 @@ class RolloutEngine(ABC):
 
     @property
     def supports_token_in_token_out(self) -> bool:
-        """Whether it takes prompts as token ids, and returns completions as token ids with log-probabilities."""
+        """Whether the engine takes prompts and returns completions as token ids, with log-probabilities."""
         return False
 
     @property

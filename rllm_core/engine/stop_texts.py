@@ -1,4 +1,4 @@
-"""Texts that end a completion: whatever the engine sampled after one of them is cut off."""
+"""Texts that end a completion: tokens that the engine sampled after one of them are cut off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checked_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
     """Returns the texts as a tuple.
 
     Raises:
-        ValueError: If they are no sequence of texts, or one is empty.
+        ValueError: If ``texts`` is not a sequence of texts, or one of them is empty.
     """
     if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"stop_texts must be a list of texts that are not empty, got {texts!r}")
@@ -63,6 +63,6 @@ def _tokens(parser: BaseParser, completion: TokenIds, texts: tuple[str, ...]) ->
 
 
 def _shortened(output: TokenOutput | ModelOutput, tokens: int) -> dict[str, object]:
-    """Returns the other changed fields of an output."""
+    """Returns the fields of an output that change besides its tokens when it is cut."""
     logprobs = None if output.logprobs is None else output.logprobs[:tokens]
     return {"logprobs": logprobs, "finish_reason": FinishReason.STOP}

@@ -25,9 +25,9 @@ class TITOCompleter(Completer):
 
     Args:
         engine: Engine with token-in/token-out support.
-        source: Where to send the requests. Defaults to the engine itself.
-        later_source: Where to send those of turns after the first: their prompts hold what was sampled, so they equal
-            no other rollout's, unless the sampling is greedy. Defaults to ``source``.
+        source: Token source to send requests to. Defaults to the engine itself.
+        later_source: Token source for turns after the first. Their prompts contain sampled tokens, so they differ from
+            the prompts of all other rollouts, unless sampling is greedy. Defaults to ``source``.
         on_segment_break: ``"raise"`` raises an error instead of starting a new segment.
 
     Raises:

@@ -43,10 +43,10 @@ class Start(Message, tag="start"):
         name: Name of the rollout, for messages.
         task_id: Id of the task.
         data: Data of the task.
-        seed: Seed of its first conversation, for an environment with randomness.
+        seed: Seed of the rollout's first conversation, for an environment with randomness.
         is_validation: Whether the rollout is for validation.
         sampling: Sampling parameters, for workflows that look at them.
-        max_prompt_tokens: Maximum length of a prompt in tokens, also for workflows that look at it.
+        max_prompt_tokens: Maximum length of a prompt in tokens, for workflows that look at it.
     """
 
     rollout: int

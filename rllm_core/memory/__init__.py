@@ -1,4 +1,4 @@
-"""Memory of a run by arithmetic: what a backend reports, and formulas that several backends share."""
+"""Memory of a run by arithmetic: the estimate that a backend reports, and formulas that several backends share."""
 
 from rllm_core.memory.estimate import Device, MemoryEstimate, MemoryUse, parse_bytes
 

@@ -12,13 +12,13 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**2
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Memory that one thing needs on a device in one phase of a step.
+    """Memory for one purpose on a device in one phase of a step.
 
     Attributes:
         phase: Phase of a step, such as ``training``, ``weight sync`` or ``generation``.
-        what: Name, such as ``weights``, ``gradients``, ``optimizer``, ``logits``, ``activations``, ``cache``, ``sync
-            buffers`` or ``contexts``.
-        size_bytes: Its size on one device.
+        what: Purpose, such as ``weights``, ``gradients``, ``optimizer``, ``logits``, ``activations``, ``cache``,
+            ``sync buffers`` or ``contexts``.
+        size_bytes: Size on one device.
     """
 
     phase: str
@@ -34,8 +34,8 @@ class Device:
         name: Name in messages, such as ``trainer``.
         count: Number of such devices.
         capacity_bytes: Memory of one of them; None if unknown.
-        uses: What needs memory on each, in the order to print. What is in use at the same time has the same phase.
-        advice: By phase, what to change if it does not fit: a clause that follows a colon.
+        uses: Uses of memory on each device, in the order to print. Uses at the same time have the same phase.
+        advice: Advice by phase on what to change if the phase does not fit: a clause that follows a colon.
     """
 
     name: str
@@ -74,7 +74,7 @@ class MemoryEstimate:
     chosen: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
-        """Returns in one line which phase does not fit where, and what to change; None if everything fits."""
+        """Returns one line with the phase that does not fit, its device, and advice; None if everything fits."""
         for device in self.devices:
             if device.capacity_bytes is None:
                 continue
@@ -120,7 +120,7 @@ def parse_bytes(text: str) -> int:
     """Returns a size such as ``80GB`` (10⁹ bytes each) or ``79.2GiB`` (2³⁰ bytes each) in bytes.
 
     Raises:
-        ConfigError: If the text is none.
+        ConfigError: If ``text`` is not such a size.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS or float(found[1]) == 0:

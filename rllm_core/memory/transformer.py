@@ -19,7 +19,7 @@ Compute = Literal["float32", "bfloat16", "autocast"]
 DENSE = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
 SUPPORTED = (*DENSE, *EXPERTS)
-HEAD_DIM_DEFAULTS = {"qwen3": 128, "qwen3_moe": 128}  # of transformers' configuration classes
+HEAD_DIM_DEFAULTS = {"qwen3": 128, "qwen3_moe": 128}  # as in transformers' configuration classes
 QUERY_KEY_NORMS = ("qwen3", "qwen3_moe")
 QUERY_KEY_VALUE_BIASES = ("qwen2",)
 
@@ -88,7 +88,7 @@ class TransformerShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, and of an output head that does not share them."""
+        """Parameters of the embedding, and of the output head if it does not share them."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -120,18 +120,18 @@ class TransformerShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * tokens * size
 
     def logits_bytes(self, tokens: int, bytes_per_logit: int) -> int:
-        """Logits of ``tokens`` positions, and what the loss keeps of the same shape.
+        """Logits of ``tokens`` positions, and arrays of the same shape that the loss keeps.
 
         Args:
-            tokens: Positions at once; those of a chunk, if the head runs over chunks.
+            tokens: Number of positions at once; the size of a chunk, if the head runs over chunks.
             bytes_per_logit: Sum over the copies that exist at the same time. Depends on the backend's loss.
         """
         return tokens * self.vocabulary * bytes_per_logit
 
     def layer_activation_bytes(self, tokens: int, compute: Compute) -> int:
-        """What one layer keeps for its backward pass, with fused attention, which stores no scores.
+        """Activations that one layer keeps for its backward pass, with fused attention, which stores no scores.
 
-        The method is that of Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models",
+        The method is from Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models",
         section 4.1, applied to transformers' Llama, Qwen and Mixtral layers. Numbers per token:
 
         * two residual sums, two normalized states and two inputs of linear layers (6 H). With bfloat16 weights, a norm
@@ -156,9 +156,9 @@ class TransformerShape:
     def activation_bytes(self, tokens: int, compute: Compute, *, checkpointing: bool) -> int:
         """Activations of a forward and backward pass over ``tokens`` positions, without the logits.
 
-        With checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"), each layer keeps its
-        input only, and one layer at a time is computed again. The gradients of one layer's widest activations exist
-        beside it.
+        With checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"), each layer keeps only
+        its input, and one layer at a time is recomputed. The gradients of that layer's widest activations take memory
+        at the same time.
         """
         size = BFLOAT16 if compute == "bfloat16" else FLOAT32
         layer = self.layer_activation_bytes(tokens, compute)

@@ -1,4 +1,4 @@
-"""A bridge that says only what it adds."""
+"""Result of a bridge that stores only the tokens that it adds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rllm_core.types import TokenIds, starts_with, token_ids
 
 
 class Appended(Sequence[int]):
-    """The tokens of two turns: ``prompt_ids + completion_ids``, then ``new_ids``. Put together only when read.
+    """The tokens of two turns: ``prompt_ids + completion_ids``, then ``new_ids``. Joined only when read.
 
-    A parser that returns it from `bridge_to_next_turn` cannot change what was sampled. So nothing has to be copied and
-    compared, and turn 200 of a conversation costs what turn 5 costs.
+    A parser that returns this from `bridge_to_next_turn` cannot change the sampled tokens, so they need not be copied
+    and compared, and turn 200 of a conversation costs as much as turn 5.
 
     Args:
-        prompt_ids: ``(prompt_tokens,)`` as the parser got them.
-        completion_ids: ``(completion_tokens,)`` as the parser got them.
-        new_ids: ``(new_tokens,)`` what follows, up to the next completion.
+        prompt_ids: ``(prompt_tokens,)`` as passed to the parser.
+        completion_ids: ``(completion_tokens,)`` as passed to the parser.
+        new_ids: ``(new_tokens,)`` tokens that follow, up to the next completion.
     """
 
     __slots__ = ("completion_ids", "new_ids", "prompt_ids")
@@ -54,7 +54,7 @@ class Appended(Sequence[int]):
 
 
 def ids_after(prompt_ids: TokenIds, completion_ids: TokenIds, ids: Appended | TokenIds) -> TokenIds | None:
-    """Returns what ``ids`` hold after a prompt and its completion; None if they do not start with these.
+    """Returns the part of ``ids`` after a prompt and its completion; None if ``ids`` do not start with these.
 
     Raises:
         ValueError: If a new id is not an integer between 0 and 2**31 - 1.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BaseParser(ParserContract):
-    """Base class of parsers: a contract to implement for one model family, and what the core builds on it."""
+    """Base class of parsers: a contract to implement for one model family, and the methods that the core adds to it."""
 
     @classmethod
     @abstractmethod
@@ -50,6 +50,6 @@ class BaseParser(ParserContract):
                 by the tokenizer's own template (``{% generation %}``), if the parser supports it.
 
         Raises:
-            ConfigError: If there is nothing to learn, or a message's tokens cannot be separated; names its index.
+            ConfigError: If there is nothing to learn, or a message's tokens cannot be separated; names the index.
         """
         return tokenize_and_mask(self, messages, tools=tools, method=method)

@@ -77,8 +77,8 @@ class ParserContract(ABC):
         Args:
             prompt_ids: ``(prompt_tokens,)`` prompt of the last turn.
             completion_ids: ``(completion_tokens,)`` its completion, with or without a stop token.
-            new_messages: What follows: at least one message, of any role but the assistant's. Most often tool results,
-                then a message of the user, or one of the two; return None for whatever this parser cannot prove.
+            new_messages: Messages that follow: at least one, of any role but the assistant's. Usually tool results, a
+                message of the user, or both in this order; return None for messages that this parser cannot bridge to.
             tools: Tools the model may call.
 
         Returns:
@@ -92,8 +92,8 @@ class ParserContract(ABC):
         """Counts how often the text of users and tools in ``messages`` spells a control token of the model.
 
         Such text must not become that token: otherwise, a tool result could end its turn and speak as the system. A
-        parser writes it with ordinary tokens unless its section of the run file says otherwise. It is counted either
-        way.
+        parser writes the text with ordinary tokens unless its section of the run file says otherwise. The text is
+        counted either way.
         """
         return 0
 
@@ -112,7 +112,7 @@ class ParserContract(ABC):
         return hugging_face_vocabulary(self.tokenizer)
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
-        """Returns the text of tokens, control tokens as their names. Bytes that are no text become U+FFFD.
+        """Returns the text of tokens, control tokens as their names. Bytes that are not valid text become U+FFFD.
 
         Raises:
             ConfigError: If the spellings of the tokens cannot be determined.
@@ -131,7 +131,7 @@ class ParserContract(ABC):
 
     @cached_property
     def _spellings(self) -> list[bytes]:
-        """Bytes of every token."""
+        """Returns the bytes of every token."""
         vocabulary = self.vocabulary()
         spellings = [one or b"" for one in vocabulary.spellings]
         for name, token in vocabulary.control_ids.items():

@@ -1,4 +1,4 @@
-"""Whether a client, which rewrites messages in its own way, still means the recorded message."""
+"""Compares messages from a client, which may rewrite them, with the recorded messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OF_CLIENTS = {"annotations", "audio", "function_call", "provider_specific_field
 
 
 def same_message(theirs: FrozenDict, ours: FrozenDict) -> bool:
-    """Whether a message of a client means the same to a template as the recorded one, however the client wrote it.
+    """Whether a client's message means the same to a template as the recorded one, even if the client rewrote it.
 
-    Clients write text as parts, strip it, add fields of their own, and leave out names and reasoning.
+    Clients write text as parts, strip it, add their own fields, and leave out names and reasoning.
     """
     if theirs is ours or theirs == ours:
         return True
@@ -43,7 +43,7 @@ def _canonical(message: FrozenDict) -> dict[str, Any]:
 
 
 def _canonical_content(content: Any) -> Any:
-    """Returns text without blanks around it; content with other parts, such as images, part by part."""
+    """Returns text without surrounding white space; content with other parts, such as images, part by part."""
     if isinstance(content, str):
         return content.strip()
     if not isinstance(content, list):
@@ -65,5 +65,5 @@ def _canonical_call(call: Any) -> Any:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            pass  # compared as the text it is
+            pass  # not JSON: compare the raw text
     return function.get("name"), arguments

@@ -1,4 +1,4 @@
-"""What a session of a parser returns: turns, segments and counters."""
+"""Results of a parser's session: turns, segments and counters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Turn:
 
     Attributes:
         prompt_ids: ``(prompt_tokens,)`` as a read-only view.
-        segment: Number of the unbroken sequence it belongs to.
+        segment: Number of the unbroken sequence that the turn belongs to.
         break_reason: Why this turn started a new segment, if it did.
         media: Media in the prompt, such as images, in order.
         control_tokens: How often new text in this turn spells a control token.
@@ -82,7 +82,7 @@ class SessionStats:
         bridged: Successful bridges, whose prefix was unchanged.
         rendered: Prompts rendered from scratch.
         breaks: New segments after the first, by reason.
-        control_tokens: How often text of users and tools spelled a control token.
+        control_tokens: How often text from users and tools spelled a control token.
         prompt_seconds: Time spent on rendering and bridging.
     """
 

@@ -71,7 +71,7 @@ class ParserSession:
         on_break: ``"raise"`` makes a break an error instead of starting a new segment.
 
     Attributes:
-        call_prefix: Begins the ids of tool calls, so that those of several conversations differ.
+        call_prefix: Prefix of the ids of tool calls, which distinguishes several conversations.
     """
 
     call_prefix: str = ""
@@ -144,7 +144,7 @@ class ParserSession:
 
     @property
     def last_spans(self) -> tuple[Any, Any]:
-        """The last recorded completion's prompt and itself, for fields that show `TokenLog.span` as an array."""
+        """Prompt and completion recorded last, for fields that show `TokenLog.span` as an array."""
         return self._tokens.span(0, self._answer_span[0]), self._tokens.span(*self._answer_span)
 
     @property
@@ -155,7 +155,7 @@ class ParserSession:
 
     @property
     def recorded(self) -> TokenLog:
-        """Tokens up to the last recorded completion, as a log of their own that shares memory with this session."""
+        """Tokens up to the last recorded completion, as a separate log that shares memory with this session."""
         return self._tokens.prefix(self._answer_span[1])
 
     def begin_after(
@@ -170,9 +170,9 @@ class ParserSession:
 
         Args:
             last: Step to continue from.
-            recorded: `recorded` of that session after the step; belongs to this session from now on.
+            recorded: `recorded` of the other session after the step; belongs to this session from now on.
             tools: Tools of the step.
-            steps: Returns the steps of that conversation, up to the last.
+            steps: Function that returns the steps of the other conversation, up to ``last``.
         """
         self._tools = _frozen_tools(tools)
         self._tokens = recorded
@@ -183,7 +183,7 @@ class ParserSession:
         self._inherited = steps
 
     def next_prompt(self, messages: Sequence[MessageLike], *, tools: Sequence[ToolSpec] | None = None) -> Turn:
-        """Returns the prompt for ``messages``; continues the recorded tokens if that is exact.
+        """Returns the prompt for ``messages``; continues the recorded tokens if ``messages`` continue them exactly.
 
         Args:
             messages: The whole conversation so far, ending before the assistant's next message.
@@ -256,7 +256,7 @@ class ParserSession:
         return self._stop_ids.issuperset(sampled[first:])
 
     def _continue(self, view: MessageView, tools: FrozenList | None) -> tuple[Turn, TokenLog]:
-        """Returns the prompt of a turn after the first, and the log it is in: the session's own, if that is exact."""
+        """Returns the prompt of a later turn, and its log: the session's own log if the turn continues it exactly."""
         reason, tail = self._compare(view, tools)
         rendered: Sequence[int] | TokenIds | None = None
         if reason is None:
@@ -361,7 +361,7 @@ class ParserSession:
 
 @lru_cache(maxsize=64)
 def _stop_set(stop_token_ids: tuple[int, ...]) -> frozenset[int]:
-    """One set for all sessions of a parser."""
+    """Returns the same set for all sessions of a parser."""
     return frozenset(stop_token_ids)
 
 

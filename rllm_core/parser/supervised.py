@@ -102,7 +102,7 @@ class _WrittenSession(ParserSession):
 def _as_rolled_out(
     parser: ParserContract, conversation: Messages, learned: Mapping[int, bool], tools: Sequence[ToolSpec] | None
 ) -> list[MaskedTokens]:
-    """One row per unbroken token sequence of a rollout in which the model sampled the assistant messages."""
+    """Returns one row per unbroken token sequence of a rollout that would sample these assistant messages."""
     session = _WrittenSession(parser, tools=tools)
     turns: list[Turn] = []
     for index in learned:

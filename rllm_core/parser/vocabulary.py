@@ -23,7 +23,7 @@ class Vocabulary:
         spellings: Bytes of each token id; None for control tokens and others without known bytes.
         control_ids: Ids of control tokens by name.
         encode: Encodes a text without control tokens. The ids spell exactly the text, except that some tokenizers add
-            a space in front, and after tokens that were added to the vocabulary.
+            a space at the start, and after tokens that were added to the vocabulary.
     """
 
     spellings: Sequence[bytes | None]
@@ -55,7 +55,7 @@ def hugging_face_vocabulary(tokenizer: Any) -> Vocabulary:
             spellings[number] = spell(name)
         elif not is_control[number]:
             spellings[number] = name.encode()
-    # Text that spells a control token must stay text, without special tokens around it.
+    # Text that spells a control token must stay text, and get no special tokens around it.
     state |= {"post_processor": None, "truncation": None, "padding": None}
     state["added_tokens"] = [token for token in state["added_tokens"] if not is_control[token["id"]]]
     plain = type(backend).from_str(json.dumps(state))

@@ -1,4 +1,4 @@
-"""From package metadata to a loaded class. Importing this package loads no plugin."""
+"""Finds plugins from package metadata, and loads their classes. Importing this package loads no plugin."""
 
 from rllm_core.plugins.listing import PluginInfo, Provided
 from rllm_core.plugins.manager import CORE_PACKAGE, CORE_PLUGIN, PluginManager

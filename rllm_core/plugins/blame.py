@@ -94,7 +94,7 @@ class Frame(NamedTuple):
 
 
 def learn(candidates: Iterable[Candidate]) -> None:
-    """Adds plugins that are not installed, such as those of a manager built by hand, to those `place_of` knows."""
+    """Makes plugins known to `place_of` that are not installed, such as those of a manager built by hand."""
     for candidate in candidates:
         key = (candidate.package, candidate.name, candidate.value)
         if key not in _learned:
@@ -103,7 +103,7 @@ def learn(candidates: Iterable[Candidate]) -> None:
 
 
 def place_of(error: BaseException) -> Place | None:
-    """Returns the last line of a plugin's or the user's own code in an error's traceback, or None.
+    """Returns the last line of plugin or user code in an error's traceback, or None.
 
     Searches causes and groups if the traceback itself contains only the core and libraries.
     """
@@ -111,7 +111,7 @@ def place_of(error: BaseException) -> Place | None:
 
 
 def place_among(frames: Iterable[Frame]) -> Place | None:
-    """Returns the first of ``frames``, innermost first, that is in a plugin's or the user's own code."""
+    """Returns the first frame in plugin or user code; ``frames`` are sorted innermost first."""
     return next((place for frame in frames if (place := _place(frame)) is not None), None)
 
 
@@ -122,7 +122,7 @@ def passed_through(error: BaseException, *packages: str) -> bool:
 
 
 def place_in(dump: str) -> Place | None:
-    """Like `place_of`, for output of `faulthandler`. Falls back to the last frame of all."""
+    """Like `place_of`, for output of `faulthandler`. Falls back to the last frame in any code."""
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', dump.rpartition(DUMP_BEGINS)[2], flags=re.MULTILINE)
     frames = [Frame(file, int(line), function, _module_of(file)) for file, line, function in found]
     for frame in frames:
@@ -132,7 +132,7 @@ def place_in(dump: str) -> Place | None:
 
 
 def defined_at(what: Callable[..., Any] | type) -> Place | None:
-    """Returns where a function or class is defined. None if in the core or a library, or unknown."""
+    """Returns where a function or class is defined; None if the place is unknown, or in the core or a library."""
     frame = definition(what)
     return _place(frame) if frame is not None else None
 
@@ -211,7 +211,7 @@ def _frames(error: BaseException) -> Iterator[Frame]:
             for frame, line in traceback.walk_tb(current.__traceback__)
         ]
         if isinstance(current, BaseExceptionGroup):
-            raised += reversed(walked)  # where tasks are awaited: the last resort
+            raised += reversed(walked)  # where tasks are awaited: only a fallback
         else:
             yield from reversed(walked)
         waiting.append(current.__cause__ or (None if current.__suppress_context__ else current.__context__))
@@ -252,7 +252,7 @@ def _packages(candidate: Candidate) -> set[str]:
 
 
 def _nearest(module: str, owners: Iterable[Candidate]) -> str | None:
-    """Returns the only owner, or else the plugin whose module is ``module`` or the closest package above it."""
+    """Returns the only owner, otherwise the plugin whose module is ``module`` or the closest package above it."""
     by_module: dict[str, set[str]] = {}
     for owner in owners:
         by_module.setdefault(owner.value.partition(":")[0].strip(), set()).add(owner.name)

@@ -1,6 +1,6 @@
-"""Workflows that a Python program gives as classes: ``python:Echo`` in place of the name of an installed workflow.
+"""Workflows that a Python program passes as classes: ``python:Echo`` replaces the name of an installed workflow.
 
-A run file can name a class that no file contains, such as one of a notebook, but only this program can load it.
+A run file can thus name a class that no file contains, such as a notebook's, but only the same program can load it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def named(workflow: type, installed: Mapping[str, Provided[WorkflowProvider]]) -
         installed: Installed workflows by name.
 
     Returns:
-        Its own name if it is installed; ``/folder/file.py:Echo`` if a module has it that was imported from a file;
+        The workflow's own name if it is installed; ``/folder/file.py:Echo`` if it is in a module imported from a file;
         otherwise ``python:Echo``.
 
     Raises:
-        ConfigError: If it is no workflow.
+        ConfigError: If the class is not a workflow.
     """
     contract = resolve(WorkflowProvider.contract)
     if not issubclass(workflow, contract) or inspect.isabstract(workflow):
@@ -52,9 +52,10 @@ def named(workflow: type, installed: Mapping[str, Provided[WorkflowProvider]]) -
 
 
 def _in_file(workflow: type) -> str | None:
-    """Names a class by its file, whose module from now on is the one that has been imported already.
+    """Names a class by its file, and makes later loads of the file return the module that is already imported.
 
-    The file of a program itself is never loaded again: it might train again, and may change between two launches.
+    Returns None for the program's own file, which must not be loaded again: it might train again, and may change
+    between two launches.
     """
     name, module = workflow.__name__, sys.modules.get(workflow.__module__)
     file = getattr(module, "__file__", None)
@@ -79,10 +80,10 @@ def _attribute(reference: str) -> str:
 
 
 def provided_by_class(kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
-    """Returns the provider of a class that this program has given.
+    """Returns the provider of a class that this program has passed.
 
     Raises:
-        PluginError: If it has given none of this name.
+        PluginError: If the program has passed no class of this name.
     """
     name, attribute = reference.removeprefix(CLASS_PREFIX), _attribute(reference)
     workflow = getattr(sys.modules.get(MODULE), attribute, None)
@@ -102,7 +103,7 @@ def provided_by_class(kind: type[ProviderT], reference: str) -> Provided[Provide
 
 
 def source_of(reference: str) -> str:
-    """Returns the source of a class that this program has given, and of its settings; "" if Python does not know it."""
+    """Returns the source code of a class that this program has passed, and of its settings; "" if unavailable."""
     workflow: Any = getattr(sys.modules[MODULE], _attribute(reference))
     frame = definition(workflow)
     text = "".join(linecache.getlines(frame.file)) if frame is not None else ""

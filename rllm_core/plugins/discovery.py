@@ -24,7 +24,7 @@ class Candidate:
 
     Attributes:
         name: Name of the entry point, which is the name of the plugin.
-        package: Distribution it comes from.
+        package: Distribution that the plugin comes from.
         version: Version of that distribution. Empty if the metadata has none.
         value: Module (or ``module:object``) with the hook implementations.
         error: Problem with the entry point itself, or None.
@@ -81,19 +81,19 @@ def normalized(distribution: str) -> str:
 
 @cache
 def installed_distributions() -> tuple[Distribution, ...]:
-    """Every distribution on ``sys.path``, walked once per process."""
+    """Returns every distribution on ``sys.path``; the path is searched once per process."""
     return tuple(cast("Iterable[Distribution]", importlib_metadata.distributions()))
 
 
 @cache
 def installed_plugins() -> tuple[Candidate, ...]:
-    """The plugins installed in this environment."""
+    """Returns the plugins installed in this environment."""
     return find_plugins(installed_distributions())
 
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Versions of installed distributions by normalized name; the first one on ``sys.path`` counts."""
+    """Returns versions of installed distributions by normalized name; the first one on ``sys.path`` counts."""
     versions: dict[str, str] = {}
     for distribution in installed_distributions():
         name, version = identity(distribution)
@@ -102,7 +102,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def find_plugins(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]:
-    """Entry points of the group in ``distributions``, sorted and without exact duplicates.
+    """Returns the plugins' entry points in ``distributions``, sorted and without exact duplicates.
 
     A distribution can be listed twice (a symlinked ``lib64``, a stale ``egg-info``), so entries with equal
     distribution, name and value are merged. Other entries with equal names conflict; `rllm_core.plugins` reports that.
@@ -125,7 +125,7 @@ def _candidates(distribution: Distribution) -> list[Candidate]:
         problem, points = f"{type(error).__name__}: {error}", []
     if problem is None and not points:
         return []
-    package, version = identity(distribution)  # reads another file, so only of plugins
+    package, version = identity(distribution)  # reads another file, so only for distributions with plugins
     if problem is not None:
         folder = getattr(distribution, "_path", None)
         where = f" ({folder})" if folder is not None else ""
@@ -162,7 +162,7 @@ def _entry_point_problem(point: importlib_metadata.EntryPoint) -> str | None:
 
 
 def identity(distribution: Distribution) -> tuple[str, str]:
-    """Name and version of a distribution. For a half-removed one, taken from its folder's name."""
+    """Returns name and version of a distribution; if it is half removed, from the name of its folder."""
     try:
         metadata = distribution.metadata
         name, version = metadata["Name"], metadata["Version"]
@@ -176,7 +176,7 @@ def identity(distribution: Distribution) -> tuple[str, str]:
 
 
 def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
-    """Requirements that a distribution declares. Empty for a half-removed one, whose metadata cannot be read."""
+    """Returns the requirements that a distribution declares; empty if it is half removed, without readable metadata."""
     try:
         return tuple(distribution.requires or ())
     except (OSError, ValueError):
@@ -184,7 +184,7 @@ def declared_requirements(distribution: Distribution) -> tuple[str, ...]:
 
 
 def files_of(distribution: Distribution) -> tuple[PurePosixPath, ...]:
-    """Files that a distribution has installed, including deleted ones. Empty for a damaged distribution."""
+    """Returns the files that a distribution installed, even if deleted since; empty if the distribution is damaged."""
     try:
         record = distribution.read_text("RECORD") or ""  # distribution.files leaves out deleted files
         return tuple(PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row)

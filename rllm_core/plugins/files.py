@@ -1,7 +1,7 @@
-"""Providers from files of the user: ``./env.py:MyEnv`` in place of the name of an installed provider.
+"""Providers from the user's own files: ``./env.py:MyEnv`` replaces the name of an installed provider.
 
-Only files that the command line or the run file names are loaded, each once per process and as a module of its own.
-Other modules in their folder do not become importable.
+Only files that the command line or the run file names are loaded, each once per process and as a separate module.
+Other modules in the same folder do not become importable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS: tuple[type[Provider], ...] = (
     GroupScorerProvider,
     TaskSamplerProvider,
 )
-"""Kinds of providers for which a file is enough; the others need a package."""
+"""Kinds of providers that can come from a file; all other kinds need a package."""
 
 
 def provided_by_file(kind: type[ProviderT], reference: str) -> Provided[ProviderT]:
@@ -85,7 +85,7 @@ def provided_by_file(kind: type[ProviderT], reference: str) -> Provided[Provider
 
 
 def _chosen(kind: type[Provider], module: ModuleType, contract: type | None, reference: str, name: str | None) -> Any:
-    """Returns the class or function called ``name``, or the only one of the kind in the module."""
+    """Returns the class or function called ``name``, or the only one of this kind in the module."""
     found = {
         own: value
         for own, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""What is known about a plugin and its providers: rows of the listing, and the records that a manager selects."""
+"""Descriptions of plugins and their providers: rows of the listing, and the records that a manager selects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PluginInfo:
         return f"{self.package} {self.version}".rstrip()
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON."""
+        """Returns the row as JSON."""
         return asdict(self)
 
 
@@ -59,11 +59,11 @@ class Provided(Generic[ProviderT]):
 
     @contextlib.contextmanager
     def at_work(self, what: str, code: type) -> Iterator[None]:
-        """Wraps a call of the provider's code, before anything is allocated.
+        """Wraps a call of the provider's code, for calls before anything is allocated.
 
         Args:
             what: Name of the call, for the message.
-            code: Class that is called. The message gives its location if the error has none (e.g. wrong arguments).
+            code: Class that is called. The message gives its location if the error has none, as for wrong arguments.
 
         Raises:
             PluginError: In place of any error that is not a `UserError`.
@@ -99,7 +99,7 @@ class Plugin:
 
     @property
     def info(self) -> PluginInfo:
-        """Its row of the listing."""
+        """Row of the plugin in the listing."""
         c = self.candidate
         failure = None if self.failure is None else blamed_json(self.failure, c)
         return PluginInfo(c.name, c.package, c.version, c.value, self.status, self.error, failure)

@@ -31,7 +31,7 @@ DECLARED_API_VERSION = "RLLM_CORE_API"
 _API_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 LEFT_THREADS: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
-"""Threads that keep the process from ending, with the plugin whose import started them."""
+"""Threads that keep the process from ending, mapped to the plugin whose import started them."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ class LoadedHooks:
 
         Args:
             name: Name of the plugin, not yet in use.
-            load: Imports it and returns the object with the hook implementations.
+            load: Function that imports the plugin and returns the object with the hook implementations.
             described: Description of the plugin for messages.
 
         Returns:
-            Records that it provides.
+            Records that the plugin provides.
 
         Raises:
-            BaseException: Any error of the plugin. Nothing of it stays registered.
+            BaseException: Any error of the plugin, none of whose hooks then stay registered.
         """
         try:
             with self.foreign_code(described, name, light=True):
@@ -113,8 +113,8 @@ class LoadedHooks:
 
         Args:
             described: Description of the loaded code, for messages.
-            plugin: Name of the plugin it belongs to.
-            light: Whether this is the plugin's entry module, rather than a class with the libraries it needs.
+            plugin: Name of the plugin that the code belongs to.
+            light: Whether the code is the plugin's entry module, rather than a class with the libraries it needs.
         """
         start, before = time.perf_counter(), Surroundings.now()
         try:
@@ -187,7 +187,7 @@ def check_api_version(declared: object) -> None:
 
     Raises:
         ApiVersionError: If the major version differs, or the minor version is higher than this core's.
-        PluginError: If it is not a version.
+        PluginError: If ``declared`` is not a version.
     """
     if declared is None:
         return

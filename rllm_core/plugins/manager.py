@@ -40,7 +40,7 @@ class PluginManager:
 
     Args:
         candidates: Installed plugins.
-        settings: Which of them may be used.
+        settings: Rules for which candidates may be used.
         reserved_commands: Command names that plugins must not use.
 
     Raises:
@@ -103,12 +103,12 @@ class PluginManager:
     # Listing and selecting
 
     def plugins(self) -> list[PluginInfo]:
-        """Returns all plugins by name, as far as they are known without imports."""
+        """Returns all plugins, sorted by name, with the information that needs no imports."""
         infos = [plugin.info for plugin in self._plugins]
         return sorted(infos, key=lambda info: (info.name, info.package, info.value))
 
     def find(self, name: str) -> list[PluginInfo]:
-        """Plugins with a name: usually one, several if they are in conflict.
+        """Returns the plugins with a name: usually one, several if they are in conflict.
 
         Raises:
             PluginError: If there is none.
@@ -120,7 +120,7 @@ class PluginManager:
         return found
 
     def providers(self, kind: type[ProviderT]) -> dict[str, Provided[ProviderT]]:
-        """All selectable providers of one kind, by name.
+        """Returns all selectable providers of one kind, by name.
 
         If two plugins provide the same name, both appear under their qualified names, ``distribution/name``.
 
@@ -140,13 +140,13 @@ class PluginManager:
         return dict(sorted(named.items()))
 
     def select(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """Returns the provider called ``name`` or ``distribution/name``, or the user's own.
+        """Returns the provider called ``name`` or ``distribution/name``, or a provider of the user.
 
-        ``/path/file.py:NAME`` is in a file, ``python:NAME`` a class of this program.
+        ``/path/file.py:NAME`` names a provider in a file, ``python:NAME`` a class of this program.
 
         Raises:
             PluginError: If there is none or more than one, or if its plugin is broken, disabled or in conflict. The
-                message lists what exists and says what to do; the cause is chained.
+                message lists the available providers and the next step; the cause is chained.
         """
         if is_file_reference(name) or is_class_reference(name):
             return self._of_the_user(kind, name)
@@ -185,7 +185,7 @@ class PluginManager:
         return list(dict.fromkeys(provided.plugin.value for provided in self._of_user.values()))
 
     def select_first_party(self, kind: type[ProviderT], name: str) -> Provided[ProviderT]:
-        """Returns a provider of `first_party`. Loads only its own distribution, so that no other plugin can interfere.
+        """Returns a provider in `first_party`. Loads only its own distribution, so that no other plugin can interfere.
 
         Raises:
             PluginError: If the distribution is missing, broken, disabled or in conflict.
@@ -202,7 +202,7 @@ class PluginManager:
         raise not_installed(kind, name, package, self._plugins)
 
     def load(self, provided: Provided[Any], path: str | None = None) -> Any:
-        """Imports the object behind a record, and checks that it is what a run expects of its kind.
+        """Imports the object that a record names, and checks that a run can use it as a provider of its kind.
 
         Args:
             provided: The selected provider.
@@ -210,7 +210,7 @@ class PluginManager:
 
         Raises:
             PluginError: If the import fails; the cause is chained, and the message has the pip command. Also if the
-                object breaks the contract of its kind, or if class and record disagree about the section of the run
+                object violates the contract of its kind, or if class and record disagree about the section of the run
                 file (`rllm_core.plugins.sections`).
         """
         record = provided.record
@@ -258,23 +258,23 @@ class PluginManager:
         self._plugins.append(added)
 
     def hooks(self, name: str) -> list[str]:
-        """Hooks that a loaded plugin implements."""
+        """Returns the hooks that a loaded plugin implements."""
         self._load_enabled()
         return self._loaded.hooks(name)
 
     def trace(self, name: str) -> str | None:
-        """Traceback of the error that broke a plugin, or None."""
+        """Returns the traceback of the error that broke a plugin, or None."""
         self._load_enabled()
         failures = [p.failure for p in self._plugins if p.candidate.is_named(name) and p.failure is not None]
         return "".join(traceback.format_exception(failures[0]))[-MAX_TRACE_CHARACTERS:] if failures else None
 
     def changed(self, name: str) -> list[str]:
-        """Process-wide state that a plugin changed while it was loaded. The changes have been undone."""
+        """Returns the process-wide state that a plugin changed while it was loaded. The changes have been undone."""
         self._load_enabled()
         return self._loaded.changed.get(name, [])
 
     def implementations(self, hook: str) -> list[HookImplementation]:
-        """Implementations of an event hook, sorted by plugin name."""
+        """Returns the implementations of an event hook, sorted by plugin name."""
         self._load_enabled()
         return self._loaded.implementations(hook)
 

@@ -31,7 +31,7 @@ def first_party() -> dict[tuple[type[Provider], str], str]:
 def not_installed_distributions(
     packages: Collection[str], kind: type[Provider] | None = None
 ) -> dict[str, list[tuple[type[Provider], str]]]:
-    """Returns our own distributions that are not among ``packages``, and their providers of ``kind``, or all."""
+    """Returns our own distributions that are not among ``packages``, with their providers (all, or of one ``kind``)."""
     found: dict[str, list[tuple[type[Provider], str]]] = {}
     for (owner, name), distribution in first_party().items():
         if distribution not in packages and kind in (None, owner):
@@ -42,14 +42,14 @@ def not_installed_distributions(
 def not_found(
     kind: type[Provider], name: str, package: str, plugins: Sequence[Plugin], names: Collection[str]
 ) -> PluginError:
-    """Returns the error of a provider that is in no usable plugin.
+    """Returns the error for a provider that is in no usable plugin.
 
     Args:
         kind: Kind of provider.
-        name: Its name.
-        package: Distribution that it was asked from, or "".
+        name: Name of the provider.
+        package: Distribution that the user named, or "".
         plugins: All plugins.
-        names: Providers of this kind that can be selected.
+        names: Names of the providers of this kind that can be selected.
     """
     from rllm_core.plugins.requirements import pip_install
 
@@ -77,8 +77,8 @@ def not_found(
 
 
 def not_installed(kind: type[Provider], name: str, distribution: str, plugins: Sequence[Plugin]) -> PluginError:
-    """Returns the error of one of our own providers that is not installed, or whose plugin cannot be used."""
-    from rllm_core.plugins.requirements import pip_install  # not to list plugins: it is slow to import
+    """Returns the error for one of our own providers that is not installed, or whose plugin cannot be used."""
+    from rllm_core.plugins.requirements import pip_install  # imported here: it is slow, and listing does not need it
 
     install = pip_install(distribution)
     needs = f"{kind.kind} {name!r} needs {distribution}, which is not installed; install it with: {install}"
@@ -88,7 +88,7 @@ def not_installed(kind: type[Provider], name: str, distribution: str, plugins: S
 def unusable_plugin(
     kind: type[Provider], name: str, package: str, distribution: str | None, plugins: Sequence[Plugin]
 ) -> PluginError | None:
-    """The reason if the plugin that probably has the provider is installed, but cannot be used."""
+    """Returns the error if the plugin that probably has the provider is installed, but cannot be used."""
     for plugin in plugins:
         c = plugin.candidate
         is_meant = c.is_from(package) if package else c.name == name or c.package == distribution

@@ -38,7 +38,7 @@ MAX_CHILDREN = 4
 ASKED_WHERE = signal.SIGUSR1
 LATEST_ANSWER_SECONDS = 1.0
 
-# Modules that take seconds to import: a plugin may need them, but its entry module must not import them.
+# Modules that take seconds to import. A plugin may need them, but its entry module must not import them.
 HEAVY_MODULES = (
     "datasets", "jax", "megatron", "pandas", "ray", "scipy", "sglang", "sklearn", "tensorflow", "tinker", "torch",
     "transformers", "verl", "vllm",
@@ -54,7 +54,7 @@ class Health:
         hooks: Hooks that it implements.
         provides: ``{"kind", "name", "summary"}`` of each provider.
         warnings: Problems that do not break it.
-        load_seconds: Duration of its import; None if the import never ended.
+        load_seconds: Duration of the plugin's import; None if the import never ended.
         api_version: Version of the plugin API that it declares.
         changed: Process-wide state that it changes when it is loaded.
         trace: Traceback of the error that broke it.
@@ -71,7 +71,7 @@ class Health:
 
 
 class NoReport(str):
-    """Reason why a child process has no report.
+    """Reason why a child process wrote no report.
 
     Attributes:
         place: Code that the child was running.
@@ -131,15 +131,15 @@ def run_child(
     """Runs a module in a child process and returns its report, or the reason why there is none.
 
     Args:
-        arguments: Arguments after the path of the report, which the module writes with `report`.
+        arguments: Arguments after the path of the report; the module must write the report with `report`.
         deadline_seconds: Timeout after which the process and its children are killed.
         running: Set that contains the process while it runs.
         module: Module to run.
-        what: Subject of the reason.
+        what: Grammatical subject of the reason, such as "its import".
     """
     with tempfile.TemporaryDirectory(prefix="rllm-probe-") as folder:
         target, output = Path(folder, "report.json"), Path(folder, "output")
-        # Output goes to a file: a grandchild that keeps a pipe open would block us.
+        # Output goes to a file: a grandchild that keeps a pipe open would block this process.
         with output.open("wb") as sink:
             child = subprocess.Popen(
                 # -P: ignore modules in the current folder, such as a torch.py.
@@ -176,7 +176,7 @@ def _no_report(what: str, place: Place | None, said: str = "") -> NoReport:
 
 
 def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> Place | None:
-    """Asks a process that uses `report` where its main thread is; None if it does not answer in time."""
+    """Asks a process that uses `report` where its main thread is; None if the process does not answer in time."""
     child.send_signal(ASKED_WHERE)
     latest = time.monotonic() + LATEST_ANSWER_SECONDS
     while time.monotonic() < latest:
@@ -244,7 +244,7 @@ def report(target: str, find: Callable[[], dict[str, Any]]) -> NoReturn:
     draft = Path(target).with_suffix(".draft")
     draft.write_text(found, encoding="utf-8")
     draft.replace(target)
-    # Threads a plugin has started must not keep the child alive.
+    # Exit at once: threads that a plugin has started must not keep the child alive.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Requirements of installed distributions: which are unmet, and how to fix them. Uses metadata only."""
+"""Finds unmet requirements of installed distributions, and advises how to meet them. Uses metadata only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Missing:
 
 
 def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()) -> list[Missing]:
-    """Direct requirements of a distribution that this environment does not meet."""
+    """Returns the direct requirements of a distribution that this environment does not meet."""
     versions = installed_versions()
     return [
         Missing(_without_marker(requirement), versions.get(normalized(requirement.name)), needed_by)
@@ -56,7 +56,7 @@ def unmet(needed_by: str, requires: Iterable[str], *, extras: Iterable[str] = ()
 
 
 def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
-    """Like `unmet`, also for everything the distribution depends on."""
+    """Like `unmet`, but also for everything that the distribution depends on."""
     distributions: dict[str, Distribution] = {}
     for distribution in installed_distributions():
         distributions.setdefault(normalized(identity(distribution)[0]), distribution)
@@ -77,7 +77,7 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
 
 
 def remedy(candidate: Candidate, error: BaseException) -> str | None:
-    """Advice on how to fix a plugin that failed with ``error``.
+    """Returns advice on how to fix a plugin that failed with ``error``.
 
     Returns:
         The advice, or None if the user cannot fix it, as with a mistake in the plugin's own code.
@@ -89,7 +89,7 @@ def remedy(candidate: Candidate, error: BaseException) -> str | None:
         return _to_mend_it("--upgrade", "rllm-core" if error.is_core_older else candidate.package)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return _missing_module(candidate, error.name)
-    if isinstance(error, ImportError):  # possibly a name that another version has
+    if isinstance(error, ImportError):  # possibly a name that only another version has
         lacking = unmet_closure(candidate.package, candidate.requires)
     elif isinstance(error, AttributeError | TypeError) and place_of(error) is not None:
         lacking = unmet(candidate.package, candidate.requires)

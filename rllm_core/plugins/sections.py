@@ -1,4 +1,4 @@
-"""Checks what a record names: its class against the contract of its kind, and both against its run-file section."""
+"""Checks a record's class against the contract of its kind, and class and record against the run-file section."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def breach(record: Provider, found: object, contract: Any) -> str | None:
 
     Args:
         record: Provider record.
-        found: Object that ``record.load`` points at.
-        contract: Object that ``record.contract`` points at; None if any function will do.
+        found: Object that ``record.load`` names.
+        contract: Object that ``record.contract`` names; None if any function is allowed.
     """
     name = record.contract.replace(":", ".")
     if contract is None:
@@ -56,7 +56,7 @@ def breach(record: Provider, found: object, contract: Any) -> str | None:
 
 
 def wrong_model(record: Provider, model: object) -> str | None:
-    """Describes why ``record.config`` does not point at a pydantic model; None if it does."""
+    """Describes why the object that ``record.config`` names is not a pydantic model; None if it is one."""
     if isinstance(model, type) and hasattr(model, "model_validate_json") and hasattr(model, "model_fields"):
         return None
     return (
@@ -69,12 +69,12 @@ def disagreement(record: Provider, found: object, model: object) -> str | None:
     """Describes how a class and its record disagree about settings, with the fix; None if they agree.
 
     A class may declare the model of its section as ``config_model``, as every workflow does. The record must then name
-    the same model or a subclass: otherwise the run file rejects every key of the section.
+    the same model or a subclass; otherwise the run file rejects every key of the section.
 
     Args:
         record: Provider record.
-        found: Object that ``record.load`` points at.
-        model: Object that ``record.config`` points at; None if unset, or if the kind has no sections.
+        found: Object that ``record.load`` names.
+        model: Object that ``record.config`` names; None if unset, or if the kind has no sections.
     """
     declared = getattr(found, "config_model", None)
     if not isinstance(record, WITH_SECTION):
@@ -96,7 +96,7 @@ def disagreement(record: Provider, found: object, model: object) -> str | None:
 
 
 def _extends(model: object, declared: object) -> bool:
-    """Whether a model has every key of the one the class reads, ignoring the empty base model of workflows."""
+    """Whether ``model`` has every key of ``declared``, ignoring the empty base model of workflows."""
     is_subclass = isinstance(model, type) and isinstance(declared, type) and issubclass(model, declared)
     return is_subclass and bool(getattr(declared, "model_fields", None))
 

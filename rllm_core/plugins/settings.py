@@ -1,4 +1,4 @@
-"""Which plugins the user allows: environment variables, ``--no-plugins`` and ``plugins.toml``. Imports no plugin."""
+"""Rules for allowed plugins: environment variables, ``--no-plugins`` and ``plugins.toml``. Imports no plugin."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVERY_PLUGIN = "*"
 
 @dataclass(frozen=True)
 class Settings:
-    """Which plugins the user allows, read before any plugin is imported.
+    """The user's rules for which plugins are allowed, read before any plugin is imported.
 
     Attributes:
         only: Names in ``RLLM_PLUGINS``, or None if it is unset.
         disabled: Names in ``plugins.toml``. Ignored if ``RLLM_PLUGINS`` is set.
-        blocked: Names from ``--no-plugins=`` and ``RLLM_NO_PLUGINS``, or True for all. The variable passes them on to
-            processes that a run starts.
+        blocked: Names from ``--no-plugins=`` and ``RLLM_NO_PLUGINS``, or True for all. The variable passes the names
+            on to processes that a run starts.
         strict: Whether a broken, conflicting or missing plugin is an error even if it is not selected.
         trace: Whether every load and hook call is printed on stderr.
     """
@@ -68,7 +68,7 @@ class Settings:
         )
 
     def refusal(self, candidate: Candidate) -> str | None:
-        """Reason why a plugin may not be used, or None."""
+        """Returns the reason why a plugin may not be used, or None."""
         if self.blocked is True or (self.blocked and any(map(candidate.is_named, self.blocked))):
             return "--no-plugins was given"
         if self.only is not None:
@@ -78,7 +78,7 @@ class Settings:
         return None
 
     def unknown(self, candidates: Iterable[Candidate]) -> list[tuple[str, str]]:
-        """(source, name) of every requested name that is not installed."""
+        """Returns (source, name) for every requested name that is not installed."""
         known = list(candidates)
         asked = [("RLLM_PLUGINS", name) for name in self.only or ()]
         if not isinstance(self.blocked, bool):
@@ -87,7 +87,7 @@ class Settings:
 
 
 def split_names(text: str) -> frozenset[str]:
-    """The names in a comma-separated list."""
+    """Returns the names in a comma-separated list."""
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -101,7 +101,7 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
 
 
 def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Path of ``plugins.toml`` in ``$RLLM_CONFIG_DIR``. Defaults to ``~/.config/rllm-core``."""
+    """Returns the path of ``plugins.toml`` in ``$RLLM_CONFIG_DIR``, which defaults to ``~/.config/rllm-core``."""
     environ = os.environ if environ is None else environ
     folder = environ.get("RLLM_CONFIG_DIR")
     if folder:
@@ -111,7 +111,7 @@ def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Plugins disabled in ``plugins.toml``.
+    """Returns the plugins disabled in ``plugins.toml``.
 
     Raises:
         PluginError: If the file exists but is invalid.
@@ -134,7 +134,7 @@ def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = N
     """Replaces ``plugins.toml`` atomically, and returns its path.
 
     Raises:
-        PluginError: If it cannot be written.
+        PluginError: If the file cannot be written.
     """
     path = plugins_file(environ)
     text = f"disabled = {json.dumps(sorted(names))}\n"

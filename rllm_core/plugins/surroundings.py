@@ -1,6 +1,6 @@
 """Process-wide state: changes that a plugin makes during import are reported and undone.
 
-Otherwise, a plugin that clears ``os.environ`` breaks the next one imported, which would then be blamed for it.
+Otherwise, a plugin that clears ``os.environ`` would break the next imported plugin, which would get the blame.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Surroundings:
         """Undoes changes that would affect other code. Additions stay, because the plugin may need them.
 
         Args:
-            strict: Whether to restore replaced values too. A large library may have a reason to replace them; a
+            strict: Whether to restore replaced values, too. A large library may have a reason to replace values; a
                 plugin's entry module has none.
 
         Returns:
@@ -95,7 +95,7 @@ class Surroundings:
     def _put_back_path(self, changed: list[str], strict: bool) -> None:
         added = [entry for entry in sys.path if entry not in self.path]
         lost = [entry for entry in self.path if entry not in sys.path]
-        # Entries in front decide which of several modules with one name the whole process imports.
+        # The first entries decide which of several modules with the same name the whole process imports.
         if lost or (strict and tuple(sys.path[: len(self.path)]) != self.path):
             sys.path[:] = [*self.path, *added]
             changed.append("sys.path")

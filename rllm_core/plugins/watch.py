@@ -1,7 +1,7 @@
-"""Names third-party code while it is being loaded: when it takes long, crashes, never ends or ends the process.
+"""Names third-party code that takes long to load, crashes, never ends or ends the process.
 
-A thread waits beside every load, in a function that is named after what is loaded. `faulthandler` prints the functions
-of all threads, so what it prints of a crash names the plugin and how to disable it.
+During every load, a thread waits in a function that is named after the loaded code. `faulthandler` prints the
+functions of all threads, so its report of a crash names the plugin and how to disable it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _is_own_process = False
 
 
 def own_process() -> None:
-    """Declares that this process exists only for a command, which may end it: prints stacks of crashes from now on."""
+    """Declares that this process exists only for a command, which may end it; from now on, crashes print stacks."""
     global _is_own_process
     _is_own_process = True
     faulthandler.enable(STANDARD_ERROR)
@@ -37,14 +37,14 @@ def own_process() -> None:
 
 @contextlib.contextmanager
 def watched(described: str, plugin: str, *, light: bool) -> Iterator[None]:
-    """Context in which code of a plugin is imported. Prints go to stderr, since a program may read stdout.
+    """Context in which code of a plugin is imported. Its prints go to stderr, since a program may read stdout.
 
-    In a command's own process, code that does not end in time ends the process.
+    In a command's own process, an import that does not end in time ends the process.
 
     Args:
         described: Description of the loaded code, for messages.
-        plugin: Name of the plugin it belongs to.
-        light: Whether this is the plugin's entry module, rather than a class with the libraries it needs.
+        plugin: Name of the plugin that the code belongs to.
+        light: Whether the code is the plugin's entry module, rather than a class with the libraries it needs.
     """
     way_out = f"to disable the plugin: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
     loaded = printable(f"{described} was being loaded; {way_out}")
@@ -59,13 +59,13 @@ def watched(described: str, plugin: str, *, light: bool) -> Iterator[None]:
             yield
     finally:
         ended.set()
-        beside.join()  # or a crash of the next one would name this one, too
+        beside.join()  # otherwise, a crash of the next load would name this one, too
 
 
 def _wait(
     stands: threading.Event, ended: threading.Event, described: str, plugin: str, light: bool, thread: int
 ) -> None:
-    """Waits until the load has ended, and reports a slow one with the line it is at."""
+    """Waits until the load has ended, and reports a slow load with its current line."""
     stands.set()
     if ended.wait(SLOW_IMPORT_SECONDS):
         return
@@ -75,12 +75,12 @@ def _wait(
     where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
     hint = f"if it never ends: rllm-core plugins disable {plugin}" if light else "large libraries can take minutes"
     logger.warning("still importing %s after %g s%s; %s", described, SLOW_IMPORT_SECONDS, where, hint)
-    ended.wait()  # stays on the stack, for faulthandler
+    ended.wait()  # this function must stay on the stack, for faulthandler
 
 
 @contextlib.contextmanager
 def _ended_in_time(loaded: str, *, light: bool) -> Iterator[None]:
-    """Ends the command's process if a load takes too long, and names a load that ends the process itself."""
+    """Ends the command's process if a load takes too long; if a load itself ends the process, names the load."""
     if not _is_own_process:
         yield
         return

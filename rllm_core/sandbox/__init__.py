@@ -1,7 +1,7 @@
 """Untrusted code in other processes: reward functions in child processes, model-written code in a sandbox.
 
 A child process stops runaway computations: it has limits on time, memory and output, and damage to its interpreter
-stays in it. It does not isolate: it runs as the same user, with the same files and network. Run code that must not
+does not spread. It does not isolate: it runs as the same user, with the same files and network. Run code that must not
 access those in a real sandbox, which a plugin can provide (hook ``sandboxes``).
 """
 

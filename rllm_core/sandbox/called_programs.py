@@ -1,4 +1,4 @@
-"""Functions of installed packages in a sandbox that can only run programs: each call is one."""
+"""Functions of installed packages in a sandbox that can only run programs: each call is a separate program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def called_in_program(run_python: Callable[..., Awaitable[CodeResult]], path: st
         if not answer.keys() & ANSWERS:
             how = done.outcome if done.exit_code is None else f"exit code {done.exit_code}"
             raise ChildDied(f"the process of {path} ended ({how}): {done.stderr[-200:]!r}")
-        return result_in({**answer, "frames": []}, path, limits)  # frames of hostile code are not to be believed
+        return result_in({**answer, "frames": []}, path, limits)  # do not trust the frames of hostile code
 
     return call
 

@@ -1,4 +1,4 @@
-"""Importable functions, called in child processes that can be killed: reward functions and others that may hang."""
+"""Calls importable functions in child processes that can be killed: reward functions, and others that may hang."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHILDREN = 4
 CALLS_PER_CHILD = 10_000
 GRACE_SECONDS = 5.0
 
-# Starts a process that serves calls as `rllm_core.sandbox.in_child` does.
+# Function that starts a process, which serves calls as `rllm_core.sandbox.in_child` does.
 Start = Callable[[], subprocess.Popen[bytes]]
 
 
@@ -74,9 +74,9 @@ class ChildFunction:
         path: ``"package.module:function"``, importable from installed packages, not from the working directory.
         limits: Limits of a call. The memory limit applies to the child, including its imports.
         children: Maximum number of concurrent calls. The wait of further calls does not count toward their time limit.
-        start: For sandboxes: starts a child that isolates calls, and survives them. It ends a call itself at the time
-            limit, with the answer ``{"timeout": true}``, and says ``{"died": "signal 9"}`` of a call without a result.
-        variables: Names of environment variables that the children get besides the few that all children get.
+        start: For sandboxes: function that starts a child that isolates and survives calls. The child ends a call at
+            the time limit, answering ``{"timeout": true}``, or ``{"died": "signal 9"}`` for a call without a result.
+        variables: Names of environment variables that the children get in addition to the few that all children get.
 
     Raises:
         ValueError: If ``path`` does not have this form.
@@ -125,7 +125,7 @@ def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
 
 
 class _Children:
-    """Children of a function. They die with the thread that started them, so calling threads must outlive them."""
+    """Child processes of a function. They die with the thread that started them, which must therefore outlive them."""
 
     def __init__(self, path: str, limits: Limits, start: Start | None, variables: Sequence[str]) -> None:
         self._path = path
@@ -203,7 +203,7 @@ def result_in(answer: dict[str, Any], path: str, limits: Limits) -> Any:
     """Returns the result in a child's answer.
 
     Raises:
-        ChildError: If there is none; the subclass gives the reason.
+        ChildError: If there is no result; the subclass gives the reason.
     """
     if "result" in answer:
         return answer["result"]
@@ -226,10 +226,10 @@ def _with_frames(error: ChildError, answer: dict[str, Any]) -> ChildError:
 
 
 async def call_with_retry(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Calls a function in a child process, and once more if the process dies, for which others may be to blame.
+    """Calls a function in a child process, and once more if the process dies, which may have an outside cause.
 
     Raises:
-        ChildDied: If it dies in both calls.
+        ChildDied: If the process dies in both calls.
         ChildError: If there is no result for another reason.
     """
     try:
@@ -247,10 +247,10 @@ class _Child:
         self.calls = 0
 
     def exchange(self, line: bytes, seconds: float, patience_seconds: float = 0.0) -> dict[str, Any]:
-        """Sends a line and reads one, which should arrive within ``seconds``.
+        """Sends a line and reads the answer, which should arrive within ``seconds``.
 
         Raises:
-            ChildDied: If the process has ended; the message says how.
+            ChildDied: If the process has ended; the message describes how.
             ChildTimeout: If no line arrives in time.
         """
         self.calls += 1

@@ -12,8 +12,8 @@ from rllm_core.sandbox.results import CodeResult, Limits
 class Sandbox(ABC):
     """Runs model-written programs. One instance serves all rollouts of a run concurrently.
 
-    Guarantees to workflows: a call ends shortly after the time limit at the latest. It returns a result, regardless of
-    what the program does. No process of the program keeps running. Programs cannot see each other.
+    Guarantees to workflows: a call ends shortly after the time limit at the latest. The call returns a result,
+    regardless of what the program does. No process of the program keeps running. Programs cannot see each other.
 
     Attributes:
         name: Name by which ``rollout.sandbox`` in the run file selects it.
@@ -26,7 +26,7 @@ class Sandbox(ABC):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Says in one line why this machine cannot run programs, and what to do; None if it can."""
+        """Returns one line about why this machine cannot run programs, and what to do; None if it can."""
         return None
 
     @abstractmethod
@@ -43,10 +43,10 @@ class Sandbox(ABC):
         """
 
     def function(self, path: str, limits: Limits | None = None) -> SandboxedFunction:
-        """Returns the coroutine version of a function in an installed package, like `ChildFunction`, but run in here.
+        """Returns a coroutine version of a function in an installed package: a `ChildFunction` in this sandbox.
 
-        For functions that execute what the model wrote, such as graders of programs. No call can change the result of
-        another one. Whatever the text makes the function return is its result: a text that is executed where it is
+        For functions that execute model-written code, such as graders of programs. No call can change the result of
+        another call. Whatever the code makes the function return is the result: code that is executed where it is
         graded can give itself any grade.
 
         By default, each call is a program, whose Python must have the package. `close` ends all functions.
@@ -61,4 +61,4 @@ class Sandbox(ABC):
         return called_in_program(self.run_python, path, limits or Limits())
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Releases its resources. Called once, after the last program of a run."""
+        """Releases the sandbox's resources. Called once, after the last program of a run."""

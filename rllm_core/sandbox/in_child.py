@@ -70,7 +70,7 @@ def serve(path: str, output_bytes: int, seconds: float) -> None:
 
 
 def _spent() -> dict[str, Any]:
-    """What the call reported with `rllm_core.costs.spend`, if the function's module has imported it."""
+    """Returns the costs that the call reported with `rllm_core.costs.spend`, if that module is imported."""
     costs = sys.modules.get("rllm_core.costs")
     spent = {} if costs is None else costs.taken()
     return {"costs": spent} if spent else {}
@@ -85,7 +85,7 @@ def _described(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
-    """File, line, function and module of each traceback frame, innermost first."""
+    """Returns file, line, function and module of each traceback frame, innermost first."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -96,7 +96,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
 
 
 def main(kind: str, target: str, memory_bytes: str, output_bytes: str, seconds: str) -> None:
-    """Runs the worker; see the module's docstring."""
+    """Serves calls or becomes the program; see the module's docstring."""
     die_with_parent()
     limit(int(memory_bytes), int(output_bytes))
     if kind == "program":

@@ -1,4 +1,4 @@
-"""Ends what a process has started when that process is gone, however it ended."""
+"""Ends the processes that a process has started once that process is gone, however it ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rllm_core.sandbox import keeper_process
 
 
 class ProcessKeeper:
-    """A process that only waits for the end of this one, and then kills what this one has left behind.
+    """A process that waits for the end of this process, and then kills the processes that this one has left behind.
 
-    A process that is killed cannot end what it has started. Start processes with ``start_new_session=True``: everything
-    in their sessions ends with them.
+    A process that is killed cannot end the processes that it has started. Start them with ``start_new_session=True``:
+    everything in their sessions ends with them.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,15 @@ class ProcessKeeper:
         )
 
     def started(self, pid: int) -> None:
-        """Tells it that a process has been started."""
+        """Tells the keeper that a process has been started."""
         self._tell(f"+{pid}\n")
 
     def ended(self, pid: int) -> None:
-        """Tells it that a process has ended, with all that it had started."""
+        """Tells the keeper that a process has ended, with all processes that it had started."""
         self._tell(f"-{pid}\n")
 
     def close(self) -> None:
-        """Ends it. It kills what is left."""
+        """Ends the keeper, which kills the remaining processes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

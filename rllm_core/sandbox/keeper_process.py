@@ -1,7 +1,7 @@
-"""Kills processes when the one that started them is gone, however it ended; see `rllm_core.sandbox.keeper`. A script.
+"""Script that kills processes when their starter is gone, however it ended; see `rllm_core.sandbox.keeper`.
 
 Its input names the processes: ``+PID`` when one has started, ``-PID`` when one has ended. When the input ends, or the
-process that started this one is gone, it kills those that are left, with everything in their sessions.
+process that started the script is gone, the script kills the remaining processes, with everything in their sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Waits for the end of the other process."""
+    """Waits for the end of the process that started this script, then kills the remaining processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the other process
     parent = os.getppid()

@@ -38,7 +38,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Runs `rllm_core.sandbox.in_child` in its own session, and in ``folder`` if given, which is also its home.
 
-    ``variables`` are names of environment variables that it gets besides `PASSED_VARIABLES`.
+    ``variables`` are names of environment variables that the process gets in addition to `PASSED_VARIABLES`.
     """
     arguments = [kind, target, str(limits.memory_bytes), str(limits.output_bytes), str(limits.wall_seconds)]
     return subprocess.Popen(
@@ -54,9 +54,9 @@ def start(
 
 
 def environment(variables: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """Environment variables of a child: one thread per library, since many children run at once.
+    """Returns the environment variables of a child: one thread per library, since many children run at once.
 
-    All have the same hash seed: a function that goes through a set returns the same in each of them.
+    All children have the same hash seed, so a function that iterates over a set returns the same in each of them.
     """
     passed = {name: variables[name] for name in (*PASSED_VARIABLES, *more) if name in variables}
     return {**passed, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -67,7 +67,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # nothing is left of its process group
+        pass  # its process group is gone
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -83,7 +83,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
 
 
 class Exchange:
-    """Writes to a child and reads from it until ``deadline``, in terms of ``time.monotonic``."""
+    """Writes to a child and reads from it until ``deadline``, a value of ``time.monotonic``."""
 
     def __init__(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         self._process = process
@@ -128,7 +128,7 @@ class Exchange:
                 raise Overrun
             if self._process.poll() is None:
                 return True
-            # It may have written and ended since. Its own children may keep the pipes open.
+            # The child may have written and ended since then. Its own children may keep the pipes open.
             ready = self._selector.select(0)
             if not ready:
                 return False
@@ -147,7 +147,7 @@ class Exchange:
         try:
             self._outgoing = self._outgoing[os.write(stdin.fileno(), self._outgoing[:_CHUNK_BYTES]) :]
         except BrokenPipeError:
-            self._outgoing = self._outgoing[:0]  # it has ended or closed its stdin
+            self._outgoing = self._outgoing[:0]  # the child has ended or closed its stdin
         if not self._outgoing:
             self._selector.unregister(stdin)
             if self._then_close:

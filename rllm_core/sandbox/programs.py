@@ -1,4 +1,4 @@
-"""Programs in processes of their own: what they print, and how they end."""
+"""Runs programs in separate processes: collects their output, and how they ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rllm_core.sandbox.results import CodeResult, Limits, Outcome
 
 
 def result_of(process: subprocess.Popen[bytes], stdin: str, limits: Limits) -> CodeResult:
-    """Gives a program that was just started its input, and waits for its end or that of its limits.
+    """Sends a freshly started program its input, and waits until the program ends or exceeds a limit.
 
-    For sandboxes that start a process for each program. It must be the leader of its own session
+    For sandboxes that start a process for each program. The process must be the leader of its own session
     (``start_new_session=True``), with unbuffered pipes for stdin, stdout and stderr. At the end, the whole session is
-    killed. The limits on memory and files are up to who starts it.
+    killed. Whoever starts the process must set its limits on memory and files.
     """
     started = time.monotonic()
     outcome: Outcome = "finished"
@@ -35,7 +35,7 @@ def result_of(process: subprocess.Popen[bytes], stdin: str, limits: Limits) -> C
     finally:
         processes.end(process)
     if outcome == "finished" and exit_code is not None and exit_code < 0:
-        # The limit on CPU time, which is a little above that on the wall clock, comes first if this process is late.
+        # The CPU-time limit, a little above the wall-clock limit, can take effect first if this process is late.
         outcome = "timeout" if exit_code == -signal.SIGXCPU else "killed"
     return CodeResult(
         outcome=outcome,

@@ -1,4 +1,4 @@
-"""Limits of untrusted code, and how it ended."""
+"""Limits of untrusted code, and the result of running it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Limits:
     """Resource limits for untrusted code.
 
     Attributes:
-        wall_seconds: Wall-clock time, including sleep, after which it is killed.
+        wall_seconds: Wall-clock time, including sleep, after which the code is killed.
         memory_bytes: Address space. Libraries reserve much more than they use: importing torch takes 8 GiB.
-        output_bytes: Maximum size of its result or printed output, and of any file it writes.
+        output_bytes: Maximum size of the result or printed output, and of any file that the code writes.
 
     Raises:
         ValueError: If a limit is not positive and finite.
@@ -43,7 +43,7 @@ class CodeResult:
             for example when out of memory.
         exit_code: Exit code, or None unless it finished.
         stdout: Standard output, up to the limit. Undecodable bytes are replaced.
-        stderr: Standard error, likewise. Python's ``MemoryError`` appears here.
+        stderr: Standard error, in the same form. Python's ``MemoryError`` appears here.
         wall_seconds: Duration.
     """
 

@@ -44,7 +44,7 @@ class ReturnToGo(AdvantageEstimator):
 
     @property
     def min_group_size(self) -> int:
-        """1 with a state baseline, which compares across groups; else 2."""
+        """1 with a state baseline, which compares trajectories across groups; otherwise 2."""
         return 1 if self.options.baseline == "state" else 2
 
     def __call__(self, groups: Sequence[TrajectoryGroup]) -> list[list[Credit]]:

@@ -15,7 +15,7 @@ from rllm_core.types import Step, TrajectoryGroup
 
 
 class SFT(AdvantageEstimator):
-    """1 for every target token, or the weight of its step if there is one (`rllm_core.types.Step.advantages`).
+    """1 for every target token, or the weight of the token's step if set (`rllm_core.types.Step.advantages`).
 
     With the loss ``cross_entropy``, this is supervised maximum-likelihood training.
     """
