@@ -49,7 +49,7 @@ WarmStart = Callable[["random.Random"], "Iterator[Conversation] | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend supports. An unsupported setting is rejected before anything is allocated, never ignored.
+    """Features that a backend supports. An unsupported setting is rejected before anything is allocated, never ignored.
 
     Attributes:
         losses: Names of the backend's own policy losses (``algorithm.loss``).

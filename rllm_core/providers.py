@@ -154,10 +154,10 @@ class WorkflowProvider(Provider):
         variants: Dotted path of a function that returns the names of its environments, ``() -> Sequence[str]``.
             ``NAME/VARIANT`` then selects this workflow, and sets ``environment = "VARIANT"`` in its section. The
             function is called for such a name and for completion, never to list workflows.
-        blocks: Whether ``run`` may block for long, such as with computations or calls that are not async. Its rollouts
-            run in workers, unless ``rollout.host`` says otherwise.
-        global_state: Whether ``run`` changes the state of its process, such as the seed of Python's ``random``. Each of
-            its rollouts gets a worker of its own while it runs.
+        blocks: Whether ``run`` may block for long, for example with computations or calls that are not async. Rollouts
+            then run in workers, unless ``rollout.host`` names another host.
+        global_state: Whether ``run`` changes the state of its process, such as the seed of Python's ``random``. Each
+            rollout then has its own worker while it runs.
         waits_for_others: Whether ``run`` waits for anything that is not fast, such as an agent with a connection of
             its own. Then a deterministic engine does not wait for all rollouts before it samples, and metrics are not
             byte-identical between runs.

@@ -172,7 +172,7 @@ class RolloutScope:
 
         Raises:
             RolloutEnded: If the rollout has ended, or ends during the call.
-            RuntimeError: If the caller runs in another event loop, such as one of its own in a thread.
+            RuntimeError: If the caller runs in another event loop, such as a separate one in a thread.
         """
         return _CallInScope(self)
 

@@ -47,7 +47,7 @@ class OffPolicyDiagnostics:
     """Accumulates metrics over the tokens of an optimizer step, independent of the split into passes.
 
     Excludes tokens with an advantage of 0 and tokens with an unknown rollout log-probability. A backend adds the
-    quantities of its forward pass and its loss; the core adds those of corrections that it applies itself.
+    quantities of its forward pass and its loss; the core adds the quantities of corrections that it applies itself.
     ``docs/run-folder.md`` explains the names that `flush` returns.
     """
 

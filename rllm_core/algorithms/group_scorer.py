@@ -76,9 +76,9 @@ Scores = Mapping[str, Score | float | None]
 class GroupScorer(Configured, ABC):
     """Scores whole groups; selected by ``algorithm.group_scorer``, with options in ``algorithm.group_scorer_options``.
 
-    A score becomes the reward of all trainable trajectories of its rollout, in place of the workflow's rewards, which
+    A score becomes the reward of all trainable trajectories of its rollout. It replaces the workflow's rewards, which
     the scorer finds in the episodes. The parts of a `Score` are recorded: numbers as metrics of the episode, texts in
-    its metadata.
+    the episode's metadata.
 
     Attributes:
         model: Model to open for `ScorerServices.complete`; None to sample from the policy. Set it in ``__init__`` if it
@@ -100,10 +100,10 @@ class GroupScorer(Configured, ABC):
     async def score(self, group: RolloutGroup, services: ScorerServices) -> Scores:
         """Returns a score for every rollout of the group.
 
-        Called for many groups at once. Each attempt may take ``algorithm.group_scorer_timeout_seconds``. An attempt
-        fails if the call raises an exception, or if a score is missing, is not a finite number, or is for a rollout
-        outside the group. After ``algorithm.group_scorer_attempts`` failed attempts, all rollouts of the group are
-        unscored. An unscored rollout is not trained, and never has a reward of 0.
+        Called for many groups at once. An attempt may take up to ``algorithm.group_scorer_timeout_seconds``. It fails
+        if the call raises an exception, or if a score is missing, is not a finite number, or is for a rollout outside
+        the group. After ``algorithm.group_scorer_attempts`` failed attempts, all rollouts of the group are unscored.
+        An unscored rollout is not trained, and never has a reward of 0.
 
         Raises:
             rllm_core.errors.UserError: If only the user can fix the problem; ends the run.

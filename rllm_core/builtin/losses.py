@@ -184,5 +184,5 @@ class CrossEntropy(PolicyLoss):
 
 
 def _one(inputs: LossInputs) -> torch.Tensor:
-    """``(tokens,)`` ones, whose gradient is that of the log-probability."""
+    """``(tokens,)`` ones, whose gradient is the gradient of the log-probability."""
     return torch.exp(inputs.logprobs - inputs.logprobs.detach())

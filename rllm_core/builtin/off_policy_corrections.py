@@ -75,7 +75,7 @@ class SequenceMISOptions(Section):
 class SequenceMIS(Correction):
     """Product of ``rho`` over the sequence if it is inside ``[low, high]``, else 0 for all tokens of the sequence.
 
-    Source: as `SequenceTIS`, masked instead of capped. The bound is the one of TRL's ``sequence_mask``.
+    Source: as `SequenceTIS`, masked instead of capped. The bound is the same as in TRL's ``sequence_mask``.
     """
 
     options_model = SequenceMISOptions

@@ -137,7 +137,7 @@ class RolloutHost(ABC):
 
     @abstractmethod
     def place(self) -> AbstractAsyncContextManager[Place]:
-        """Waits for a free slot and holds it during the context. The wait does not count toward the rollout's timeout.
+        """Waits for a free slot and holds it during the context. The wait does not count as time of the rollout.
 
         Raises:
             UserError: If there will never be a free slot, because no worker stays alive.

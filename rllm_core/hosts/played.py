@@ -96,7 +96,7 @@ class PlayedRollout:
             self.over.exception()  # a cancelled rollout never retrieves it, which asyncio would report
 
     def result(self, ended: wire.Ended | wire.Failed) -> object:
-        """Returns what ``run`` returned, or raises what it raised.
+        """Returns the result of ``run``, or raises its error.
 
         Raises:
             RolloutFailed: If the rollout failed in the worker.

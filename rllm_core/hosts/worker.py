@@ -272,7 +272,7 @@ async def _serve(read: int, write: int, selector: _IdleSelector) -> None:
         reader = os.fdopen(read, "rb", 0)
         _, connection = await loop.connect_read_pipe(lambda: _Connection(selector, writer), reader)
     await connection.session.wait_closed()
-    while connection.writer.get_write_buffer_size():
+    while connection.writer.get_write_buffer_size():  # send everything: `main` then exits without flushing
         await asyncio.sleep(0.001)
 
 

@@ -158,6 +158,7 @@ class Worker:
                 self._output_since_rollout = 0
                 self.pool.rollout_ended()
         elif isinstance(message, wire.Settled):
+            # A worker that has not read every message yet may be about to compute.
             self.is_settled = message.frames == self._frames_sent and not self._outgoing
             self.outside = message.outside
             self.pool.maybe_settled()
@@ -216,7 +217,7 @@ class Worker:
         why = f"{self.label} was lost: {self._why_lost}" + (f"; its last output: {said}" if said else "")
         if not self.opened.done():
             self.opened.set_exception(PluginError(why))
-        self.opened.exception()
+        self.opened.exception()  # retrieved here, since asyncio would report it if nothing awaits `opened`
         rollouts, self.rollouts = self.rollouts, {}
         for rollout in rollouts.values():
             rollout.lose(why)
@@ -252,7 +253,7 @@ class Worker:
         else:
             rollout.start()
         try:
-            return rollout.result(await asyncio.shield(rollout.over))
+            return rollout.result(await asyncio.shield(rollout.over))  # shielded: `_cancel` waits for it, too
         except asyncio.CancelledError:
             if not rollout.over.done():
                 await self._cancel(rollout, completer)

@@ -108,11 +108,11 @@ class Watch:
 
 
 def main() -> None:
-    """Watches until the run signs off or has ended; kills the run if it is blocked."""
+    """Watches until the run sends `GOODBYE` or has ended; kills the run if it is blocked."""
     beats, dumps, pid, ask = (int(argument) for argument in sys.argv[1:5])
     advice = sys.argv[5]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the run, which then signs off
+        signal.signal(number, signal.SIG_IGN)  # meant for the run, which then sends GOODBYE
     watch = Watch(beats, dumps, pid)
     while not (watch.said_goodbye or watch.has_ended or watch.is_blocked):
         watch.wait()

@@ -1,4 +1,4 @@
-"""Variant of `asyncio.run` for code that may not end: reports tasks and threads that do not stop, and moves on."""
+"""`asyncio.run` for code that may not end: reports tasks and threads that do not stop, and continues without them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _run(main: Coroutine[Any, Any, ResultT], left: list[str], runner: asyncio.Ru
             try:
                 runner.run(_end_of(task))
                 return task.result()
-            except SystemExit:
+            except SystemExit:  # any task that raises it ends `runner.run`; only our own task counts
                 if task.done():
                     raise
     except asyncio.CancelledError:

@@ -65,7 +65,7 @@ class MemoryEstimate:
 
     Attributes:
         devices: One entry per kind of device.
-        remarks: What the numbers leave out, one line each.
+        remarks: Notes on what the numbers leave out, one line each.
         chosen: Settings that the backend has chosen so that the run fits, one line each.
     """
 

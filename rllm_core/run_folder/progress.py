@@ -320,7 +320,7 @@ def _in_flight(now: Now) -> str:
 
 
 def _spent(timings: Mapping[str, Any], limits: Mapping[str, float]) -> str:
-    """Formats what the run has spent so far, and what it may spend."""
+    """Formats the costs of the run so far, and the limits of its budget."""
     parts = []
     for name in ("tokens", "calls", "money"):
         amount, limit = timings[f"spent_{name}"], limits.get(name)

@@ -133,7 +133,7 @@ class _Children:
         self._start = start or (
             lambda: processes.start("function", path, limits, keep_errors=False, variables=variables)
         )
-        self._patience_seconds = GRACE_SECONDS if start else 0.0
+        self._patience_seconds = GRACE_SECONDS if start else 0.0  # a sandbox's child ends late calls itself
         self._lock = threading.Lock()
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()

@@ -193,7 +193,7 @@ class RequestMerger:
                 try:
                     await _rest_of_tick()
                 except asyncio.CancelledError:
-                    merged.seeds.pop(0)
+                    merged.seeds.pop(0)  # only this request is cancelled: send those that joined it
                     if merged.futures:
                         self._start(merged)
                     raise

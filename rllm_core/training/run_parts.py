@@ -102,7 +102,7 @@ class RunParts:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the backend supports in this run."""
+        """Capabilities of the backend in this run."""
         return self.backend.capabilities(self.config)
 
     @cached_property

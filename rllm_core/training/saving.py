@@ -77,7 +77,7 @@ class Saving:
         generation = manifest["generation"]
         self.generation.load_state_dict(generation)
         parts.recording.load_state_dict(manifest.get("recording", {}))  # missing in manifests of earlier versions
-        parts.budget.dearest = manifest.get("dearest", {})  # likewise
+        parts.budget.dearest = manifest.get("dearest", {})  # also missing there
         parts.coordinator.load_state_dict(manifest["coordinator"])
         parts.ledger.restore(
             manifest["books"], generation["due_ordinals"], folder / "buffer.jsonl", generation["buffered_ordinals"]
