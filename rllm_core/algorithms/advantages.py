@@ -63,8 +63,8 @@ class RoleEstimators:
     Args:
         default: Estimator of roles without an entry in ``by_role``.
         by_role: Estimators by group name, which is the role unless the workflow overrides ``group_of``.
-        shaped: Transforms the rewards before an estimator receives them.
-        weights: Factors applied to advantages, by group name as in ``by_role``; 1 for the others.
+        shaped: Function that transforms the rewards before an estimator receives them.
+        weights: Factors applied to advantages, by group name as in ``by_role``; 1 for other groups.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ class Teacher:
             )
 
     async def _ask(self, tokens: TokenIds, start: int) -> npt.NDArray[np.float32]:
-        """Calls the engine, and retries after a pause while it is busy."""
+        """Calls the engine, and retries after a pause while the engine is busy."""
         engine, limits = self.engine, self._limits
 
         async def attempt() -> npt.NDArray[np.float32]:

@@ -86,9 +86,9 @@ class Completer:
         """Opens another conversation in the same rollout (another agent, a judge, a parallel attempt).
 
         Args:
-            after: Step to continue from, in any conversation of this rollout. The new conversation starts with its
-                messages and answer, to which the caller appends. The tokens so far are part of its prompts; they are
-                sampled, and therefore trained, only once. By default, the conversation starts empty.
+            after: Step to continue from, in any conversation of this rollout. The new conversation starts with the
+                messages and the answer of the step, to which the caller appends. The tokens so far are part of its
+                prompts; they are sampled, and therefore trained, only once. By default, the conversation starts empty.
             key: Name from which the fork derives its seeds, so that they do not depend on how many forks were opened
                 before. Forks of a completer with the same name have the same seeds.
 

@@ -44,7 +44,7 @@ class Pool(Protocol):
         """Called when a rollout has ended in a worker."""
 
     def maybe_settled(self) -> None:
-        """Called when a worker has settled, which may be the last one."""
+        """Called when a worker has settled; it may be the last one."""
 
     def place_free(self, worker: Worker, /) -> None:
         """Called when a worker has a free slot."""

@@ -34,6 +34,6 @@ def with_timeouts(backend: BackendT, config: RunConfig) -> BackendT:
     """Returns a backend whose coroutine methods raise `rllm_core.errors.StallError` if they take too long.
 
     The limit is ``training.sync_timeout_seconds`` for ``on_policy_updated`` and ``training.backend_timeout_seconds``
-    for the others.
+    for all other methods.
     """
     return cast(BackendT, _WithTimeouts(backend, config))
