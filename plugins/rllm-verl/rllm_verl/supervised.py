@@ -147,7 +147,7 @@ class SupervisedDataset(Dataset[Tensors]):
                 )
             kept = slice(None, most) if self.config.truncation == "right" else slice(-most, None)
             ids, learned = ids[kept], learned[kept]
-        learned[0] = False  # no earlier token to predict it from
+        learned[0] = False  # no earlier token can predict the first one
         self._tokens.frombytes(ids.astype(np.int32).tobytes())
         self._learned += learned.astype(np.uint8).tobytes()
         self._ends.append(len(self._tokens))
