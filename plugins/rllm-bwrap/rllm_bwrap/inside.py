@@ -230,7 +230,7 @@ def _described(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
-    """File, line, function and module of each traceback frame, innermost first."""
+    """Returns the file, line, function and module of each traceback frame, innermost first."""
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -86,7 +86,7 @@ class Bodies:
         """Reads a body.
 
         Raises:
-            BadRequest: If it is no JSON object, or a message is wrong.
+            BadRequest: If the body is not a JSON object, or a message is invalid.
         """
         starts = [known for known in self._known if known.form is form and body.startswith(known.start)]
         longest = max(starts, key=lambda known: len(known.start), default=None)

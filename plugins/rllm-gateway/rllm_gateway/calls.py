@@ -12,7 +12,7 @@ from rllm_gateway.history import History
 
 @dataclass(slots=True)
 class Call:
-    """A call, whatever its dialect.
+    """A client's call, in whatever dialect it was made.
 
     Attributes:
         history: The whole conversation.
@@ -85,12 +85,12 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
         return len(self.step.prompt_ids)
 
     @property
     def sampled_tokens(self) -> int:
-        """Length of the completion."""
+        """Number of completion tokens."""
         return len(self.step.completion_ids)
 
     @property

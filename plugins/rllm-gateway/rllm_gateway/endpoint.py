@@ -1,4 +1,4 @@
-"""The endpoint of one rollout: takes the calls of its agent, and keeps what was sampled for them."""
+"""The endpoint of one rollout: answers its agent's calls, and keeps the sampled answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_REQUEST_BYTES = 1 << 32
 
 
 class Options(NamedTuple):
-    """How the endpoint of a rollout treats its agent.
+    """Options for how a rollout's endpoint treats its agent.
 
     Attributes:
-        max_calls: Maximum number of calls, or None.
-        max_request_bytes: Maximum number of bytes of all its requests.
-        hide_tools: Whether the model does not see the tools.
-        hide_system: Whether the model does not see system messages.
+        max_calls: Maximum number of calls, or None for no limit.
+        max_request_bytes: Maximum total size of the rollout's requests.
+        hide_tools: Whether to hide the tools from the model.
+        hide_system: Whether to hide system messages from the model.
     """
 
     max_calls: int | None = None

@@ -122,8 +122,7 @@ class Gateway:
         finally:
             del self._endpoints[secret]
             await endpoint.close()
-            # An error of the gateway explains the agent's own error. It also counts if the agent continued without an
-            # answer.
+            # A failed call explains the agent's own error. It also counts if the agent continued without an answer.
             if endpoint.failure is not None and not isinstance(sys.exception(), asyncio.CancelledError):
                 raise endpoint.failure
 

@@ -93,7 +93,7 @@ def check_adapters(
         base: Folder or Hugging Face model ID from which the model was loaded.
 
     Raises:
-        ConfigError: If they do not match.
+        ConfigError: If the adapters do not match.
     """
     file = directory / "adapter_config.json"
     saved: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from rllm_local.memory import chunk_nodes
 
-ADDED_TOKENS = 2**14  # rows of a bfloat16 gradient, which exist until they are added to the float32 gradient
+ADDED_TOKENS = 2**14  # rows of the bfloat16 product that exist before they are added to the float32 gradient
 
 
 class Chunk(NamedTuple):

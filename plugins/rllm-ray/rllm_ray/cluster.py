@@ -56,7 +56,7 @@ class Cluster:
 
         Raises:
             ConfigError: If this process uses another cluster than ``ray.address``.
-            RunError: If there is no cluster.
+            RunError: If no cluster can be found or started.
         """
         await self._call(self._open, cpus)
 

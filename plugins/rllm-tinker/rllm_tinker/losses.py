@@ -167,7 +167,7 @@ class ServerLoss:
         """Returns ``(sampled_tokens,)`` log-probabilities of the old policy in ratios.
 
         Raises:
-            RunError: If they are unknown.
+            RunError: If the log-probabilities are unknown.
         """
         old = sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs
         if old is None:

@@ -362,7 +362,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """Returns the folder of verl's checkpoint within ours.
 
         Raises:
-            RunError: If it was written by other workers.
+            RunError: If the checkpoint has other adapters, another strategy or another number of trainers.
         """
         state = json.loads((directory / STATE).read_text(encoding="utf-8"))
         here = self._layout

@@ -131,7 +131,7 @@ class VerlLoss:
 
 
 def _sequence_of_token(counts: torch.Tensor) -> torch.Tensor:
-    """``(tokens,)`` sequence index of each token, from ``(sequences,)`` token counts."""
+    """Returns the ``(tokens,)`` sequence index of each token, from ``(sequences,)`` token counts."""
     import torch
 
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

@@ -169,7 +169,7 @@ def create_sft_dataset(
 
 
 def _checked(config: Mapping[str, Any] | None) -> _DataConfig:
-    """The validated keys of verl's ``data`` that this dataset uses."""
+    """Returns the validated keys of verl's ``data`` that this dataset uses."""
     from omegaconf import DictConfig, OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config or {})

@@ -35,7 +35,7 @@ def of_run(run: Path) -> dict[str, Any] | None:
 
     Raises:
         OSError: If the metrics cannot be read.
-        ValueError: If they are damaged.
+        ValueError: If the metrics are damaged.
     """
     file = run / "metrics.jsonl"
     rows = [row for row in read_json_lines(file) if f"{OF_STEPS}calls" in row] if file.is_file() else []

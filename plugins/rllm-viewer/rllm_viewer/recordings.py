@@ -61,7 +61,7 @@ def selected(entries: Sequence[IndexedGroup], wanted: Wanted) -> list[IndexedGro
     """Returns the entries that a user asks for.
 
     Raises:
-        ConfigError: If there are none; the message names what is recorded.
+        ConfigError: If there are none; the message lists the recorded values.
     """
     found = [entry for entry in entries if wanted.matches(entry)]
     if found:

@@ -110,7 +110,7 @@ def summary_of(run: Path) -> dict[str, Any] | None:
     """Returns ``summary.json``; None for a run that has not ended or was killed.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the file is damaged.
     """
     file = run / "summary.json"
     if not file.is_file():

@@ -245,7 +245,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[Event]:
-    """Yields the events of a streamed response: the whole answer, as the pieces that clients put together."""
+    """Yields the events of a streamed response: the whole answer, as events that the client assembles."""
     for number, (name, data) in enumerate(_pieces(written(call, answers))):
         yield name, {"type": name, "sequence_number": number, **data}
 

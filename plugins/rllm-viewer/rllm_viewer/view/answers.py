@@ -40,7 +40,7 @@ class Answers:
         """Returns the answer to a request as JSON.
 
         Raises:
-            NotFound: If there is nothing at the path.
+            NotFound: If the path does not exist.
         """
         for pattern, route in self._routes.items():
             if match := re.fullmatch(pattern, path, re.ASCII):

@@ -38,7 +38,7 @@ class Query(msgspec.Struct):
         """Returns the compiled query.
 
         Raises:
-            ValueError: If it is not a regular expression.
+            ValueError: If the query is not a valid regular expression.
         """
         try:
             return re.compile(
