@@ -26,7 +26,7 @@ class Form:
         interface: Path of the interface.
         name: Name of the field with the list of messages.
         leading: Returns the normalized messages that other fields add at the start.
-        messages: Returns the normalized form of one list item's messages.
+        messages: Returns the normalized messages of the list.
     """
 
     interface: str

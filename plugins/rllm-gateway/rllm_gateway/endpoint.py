@@ -305,7 +305,7 @@ class Endpoint:
         Args:
             by: ``model`` returns one trajectory for each model name that the agent asked for, with its conversations in
                 sequence. ``conversation`` returns one for each conversation. A rollout with many conversations then
-                weighs more in a baseline, but estimators with per-turn rewards need it if conversations run
+                weighs more in a baseline, but estimators with per-turn rewards need this mode if conversations run
                 concurrently.
         """
         found: dict[Any, Trajectory] = {}
