@@ -14,7 +14,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def sandboxes() -> list[SandboxProvider]:
-    """Sandbox ``bwrap``."""
+    """Provides sandbox ``bwrap``."""
     return [
         SandboxProvider(
             name="bwrap",

@@ -1,11 +1,11 @@
-"""The side inside of bwrap, trusted until it enters a jail. Runs as a script and imports nothing from other packages.
+"""The part that runs inside bwrap, trusted until it enters a jail. A script that imports nothing from other packages.
 
 inside.py SETTINGS program                 becomes the program in /main.py
 inside.py SETTINGS function PATH           serves calls of a function, one line of JSON each
 
-A program has all of bwrap's namespaces for itself. Of a function, each call runs in a process that is forked from one
-that has imported it, in a folder and namespaces of its own, and reports through a pipe. It can neither see nor change
-the process that serves, so whatever it does is over when it ends.
+A program has all of bwrap's namespaces for itself. Each call of a function runs in a process forked from one that has
+imported the function, in its own folder and namespaces, and reports through a pipe. It can neither see nor change the
+serving process, so all its effects end with it.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Filter(ctypes.Structure):
-    """A filter of system calls, as the kernel takes it."""
+    """A filter of system calls, in the kernel's format."""
 
     _fields_ = (("steps", ctypes.c_ushort), ("program", ctypes.c_char_p))
 
 
 def enter(settings: SimpleNamespace) -> None:
-    """Puts this process, and all that it starts, into the jail. There is no way back."""
+    """Puts this process, and every process it starts, into the jail. There is no way back."""
     options = f"size={settings.disk_bytes},nr_inodes={INODES},mode=1777"
     _must(libc.mount(b"tmpfs", FOLDER.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()))
     os.chdir(FOLDER)
-    os.setsid()  # signals to its process group reach nobody outside
+    os.setsid()  # signals to its process group reach no process outside
     if settings.user is not None:
         os.setgroups([])
         os.setresgid(settings.user, settings.user, settings.user)
@@ -95,7 +95,7 @@ def become_program(settings: SimpleNamespace) -> None:
 
 
 def serve(path: str, settings: SimpleNamespace) -> None:
-    """Imports the function, reports that it is ready, and serves calls until stdin ends."""
+    """Imports the function, reports that it is ready, and serves calls until stdin closes."""
     _must(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -110,11 +110,11 @@ def serve(path: str, settings: SimpleNamespace) -> None:
     except BaseException as error:
         _write(answers, _line({"error": _described(error), "frames": _frames(error)}))
         return
-    gc.freeze()  # what was imported stays shared with the calls' processes
+    gc.freeze()  # keeps the imported modules shared with the calls' processes
     _write(answers, _line({"ready": True}))
     for line in requests:
-        # Only children of a process get the namespaces that it makes, and only once, so each call needs a process that
-        # makes them, and another in them.
+        # Only a process's children enter the PID namespace that it creates, and it can create one only once. So each
+        # call needs a process that creates the namespaces, and another inside them.
         keeper = os.fork()
         if not keeper:
             try:
@@ -140,12 +140,12 @@ def _answer_to(line: bytes, function: Any, settings: SimpleNamespace, private: t
         finally:
             os._exit(0)
     os.close(writer)
-    most = settings.output_bytes + CHUNK_BYTES  # messages of errors are longer than a result may be
+    most = settings.output_bytes + CHUNK_BYTES  # error messages are longer than a result may be
     answer = _read(reader, most, deadline)
     is_whole = answer is not None and (answer.endswith(b"\n") or len(answer) > most)
     code = None if is_whole else _end_of(child, deadline)
     if code is None:
-        os.kill(child, signal.SIGKILL)  # it is the first process of its namespace: the others end with it
+        os.kill(child, signal.SIGKILL)  # the first process of its namespace, so the others end with it
         os.waitpid(child, 0)
     if answer is None or (code is None and not is_whole):
         return {"timeout": True}
@@ -156,7 +156,7 @@ def _answer_to(line: bytes, function: Any, settings: SimpleNamespace, private: t
 
 
 def _read(reader: int, most: int, deadline: float) -> bytes | None:
-    """Reads a line, what there is of it, or the beginning of one that is too long; None if it takes too long."""
+    """Reads a line, or the part of it there is, or the start of one that is too long; None if it takes too long."""
     answer = b""
     while len(answer) <= most and not answer.endswith(b"\n"):
         if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -169,7 +169,7 @@ def _read(reader: int, most: int, deadline: float) -> bytes | None:
 
 
 def _end_of(child: int, deadline: float) -> int | None:
-    """Waits for the end of a child that says nothing more, and returns its exit code; None if it does not end."""
+    """Waits for a child that sends nothing more, and returns its exit code; None if it does not end."""
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -185,13 +185,13 @@ def _called(line: bytes, function: Any, settings: SimpleNamespace) -> bytes:
         return _line({"result": function(*arguments)})
     except MemoryError:
         return b'{"memory": true}\n'
-    except BaseException as error:  # also SystemExit
+    except BaseException as error:  # including SystemExit
         return _line({"error": _described(error), "frames": _frames(error)})
 
 
 def _checked(answer: bytes, output_bytes: int, how: str) -> dict[str, Any]:
-    """Returns an answer that came out of the jail if it has the form of one."""
-    sys.setrecursionlimit(DEPTH)  # what is nested deeper than here cannot surprise the process of the run
+    """Returns an answer from inside the jail, after checking that it has the required form."""
+    sys.setrecursionlimit(DEPTH)  # JSON nested deeper than allowed fails here, and not in the run's process
     try:
         said = json.loads(answer)
     except (ValueError, RecursionError):
@@ -230,7 +230,7 @@ def _described(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
-    """File, line, function and module of each traceback frame, innermost first."""
+    """Returns the file, line, function and module of each traceback frame, innermost first."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -244,7 +244,7 @@ def main(settings: str, kind: str, path: str = "") -> None:
     """Runs this side; see the module's docstring."""
     chosen = SimpleNamespace(**json.loads(settings))
     for first, end in ((3, chosen.started), (max(3, chosen.started + 1), OPEN_FILES)):
-        os.closerange(first, end)  # left over from bwrap
+        os.closerange(first, end)  # descriptors left over from bwrap
     if kind == "program":
         become_program(chosen)
     serve(path, chosen)

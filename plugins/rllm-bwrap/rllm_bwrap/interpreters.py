@@ -1,4 +1,4 @@
-"""What isolated code may read: an interpreter, its packages, and the libraries of the system."""
+"""The files that isolated code may read: an interpreter, its packages, and the system's libraries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ print(json.dumps([own + [os.path.realpath(folder) for folder in own], sys.path])
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python, and what it needs to see.
+    """A Python interpreter, and the files it needs to see.
 
     Attributes:
-        executable: Its path.
-        paths: Folders and files, without the system's.
+        executable: Path of the interpreter.
+        paths: Folders and files that it needs besides the system's.
     """
 
     executable: str
@@ -33,15 +33,15 @@ class Interpreter:
 
     @classmethod
     def at(cls, executable: str, variables: dict[str, str]) -> Interpreter:
-        """Asks a Python where its packages are.
+        """Asks a Python interpreter where its packages are.
 
         Args:
-            executable: Path of the Python.
-            variables: Environment variables, of which ``PYTHONPATH`` matters.
+            executable: Path of the interpreter.
+            variables: Environment variables; only ``PYTHONPATH`` matters.
 
         Raises:
-            OSError: If it cannot be started.
-            ValueError: If it does not answer like a Python.
+            OSError: If the interpreter cannot be started.
+            ValueError: If it does not answer like a Python interpreter.
         """
         asked = subprocess.run(
             [executable, "-P", "-c", ASK], env=variables, capture_output=True, timeout=START_SECONDS, check=False
@@ -56,13 +56,13 @@ class Interpreter:
         return cls(executable, (*seen, *(path for folder in others for path in _packages(folder))))
 
     def mounts(self) -> Iterator[str]:
-        """Yields the arguments of bwrap that make this visible."""
+        """Yields bwrap's arguments that make these files visible."""
         for path in SYSTEM:
             if Path(path).is_symlink() and Path(path).parent == Path("/"):
                 yield from ("--symlink", str(Path(path).readlink()), path)
             else:
                 yield from ("--ro-bind-try", path, path)
-        # Old versions of bwrap would create them without access for others.
+        # Old versions of bwrap would create these folders without access for other users.
         for folder in sorted({parent for path in self.paths for parent in Path(path).parents}):
             yield from ("--dir", str(folder))
         for path in self.paths:
@@ -70,11 +70,11 @@ class Interpreter:
 
 
 def _packages(folder: str) -> Iterator[str]:
-    """Yields what can be imported from a folder, such as that of a project: the rest of it is nobody's business."""
+    """Yields the importable entries of a folder, such as a project's; isolated code must not see the others."""
     if not folder or not Path(folder).is_dir():
         return
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    if any(entry.name.endswith(".dist-info") for entry in entries):  # only packages are installed there
+    if any(entry.name.endswith(".dist-info") for entry in entries):  # the folder contains only installed packages
         yield folder
         return
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Starts bwrap, so that a process of it has nothing but an interpreter and an empty folder."""
+"""Starts bwrap, so that its process has nothing but an interpreter and an empty folder."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rllm_bwrap import inside
 from rllm_bwrap.interpreters import Interpreter
 from rllm_core.sandbox import Limits
 
-# Who isolated code is, in its user namespace and, if the run is root's, outside of it.
+# User id of isolated code in its user namespace and, if the run is root's, also outside of it.
 NOBODY = 65534
 SETUP_SECONDS = 30.0
 INSIDE = "/inside.py"
 DEVICES = ("null", "zero", "full", "random", "urandom")
-# Limits of memory hold for each process only: where it runs out, the kernel shall end isolated code, and not the run.
+# Memory limits only apply per process. If memory runs out, the kernel should kill isolated code, not the run.
 FIRST_TO_END = ("/bin/sh", "-c", 'echo 1000 > /proc/self/oom_score_adj; exec "$@"', "sh")
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jail:
-    """How isolated processes are started.
+    """The way isolated processes are started.
 
     Attributes:
         bwrap: Path of bubblewrap.
-        interpreter: Python that runs in it.
-        variables: Environment variables of all processes in it.
+        interpreter: Python interpreter that runs in the jail.
+        variables: Environment variables of all processes in the jail.
         blocklist: Filter of system calls.
-        processes: Most processes and threads of a program or call.
-        disk_bytes: Most bytes in its folder, which is in memory.
+        processes: Maximum number of processes and threads of a program or call.
+        disk_bytes: Maximum number of bytes in its folder, which is in memory.
     """
 
     bwrap: str
@@ -49,9 +49,9 @@ class Jail:
         """Starts `rllm_bwrap.inside`.
 
         Args:
-            what: Its arguments after the settings, ``["program"]`` or ``["function", PATH]``.
+            what: Arguments of the script after the settings, ``["program"]`` or ``["function", PATH]``.
             limits: Limits of the program, or of each call.
-            files: File descriptors that it inherits: of a program, that to say that it has started, and its source.
+            files: File descriptors to inherit; for a program, one to report its start, and one with its source.
         """
         is_root = maps_users()
         ready, info = os.pipe() if is_root else (-1, -1)
@@ -100,7 +100,7 @@ class Jail:
         return [*command, "--remount-ro", "/", "--chdir", inside.FOLDER, "--", *python, INSIDE]
 
     def _settings(self, limits: Limits, kind: str, files: Sequence[int], is_root: bool) -> str:
-        # Where isolated code is the user that starts it, the processes around it count, too.
+        # If isolated code runs as the user that starts it, the surrounding processes count toward the limit, too.
         around = 0 if is_root else (1 if kind == "program" else 3)
         return json.dumps(
             {
@@ -117,7 +117,7 @@ class Jail:
 
 
 def maps_users() -> bool:
-    """Whether this process is root and may be other users, too. Then isolated code is another: none limits root."""
+    """Whether this process is root and may use other user ids. Isolated code then gets one: no limit binds root."""
     if os.getuid() != 0:
         return False
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()]
@@ -125,14 +125,14 @@ def maps_users() -> bool:
 
 
 def _map_users(ready: int, go: int) -> None:
-    """Gives the user namespace that bwrap has made its users, and lets it continue."""
+    """Maps the users of bwrap's new user namespace, and lets bwrap continue."""
     said = b""
     while not said.endswith(b"}\n") and select.select([ready], [], [], SETUP_SECONDS)[0]:
         chunk = os.read(ready, 4096)
         if not chunk:
             break
         said += chunk
-    with contextlib.suppress(ValueError, OSError):  # bwrap has failed, and says why on its stderr
+    with contextlib.suppress(ValueError, OSError):  # bwrap has failed, and explains why on its stderr
         child = json.loads(said)["child-pid"]
         for name in ("uid_map", "gid_map"):
             Path(f"/proc/{child}/{name}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n", encoding="utf-8")

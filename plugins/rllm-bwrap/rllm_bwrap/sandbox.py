@@ -1,4 +1,4 @@
-"""Sandbox ``bwrap``: a container without network, files or other processes for each program, without root."""
+"""Sandbox ``bwrap``: a container for each program, without network, other files or processes, and without root."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildFunction, CodeResult, Limits, Sandbox, SandboxedFunction, result_of
 
 PASSED_VARIABLES = ("PYTHONPATH",)
-# That of the core's child processes: a function that goes through a set returns the same there and here.
+# Same seed as the core's child processes: a function that iterates over a set returns the same there and here.
 HASH_SEED = "0"
 AT_ONCE = max(4, os.cpu_count() or 1)
 PROCESSES = 32
 DISK_BYTES = 64 << 20
 SIGNALS = 64
 
-# Must end as it says; a limit of one process would let nothing start where others of this user count.
+# Must run into the limit and print so. With a limit of one process, nothing could start where the user's other
+# processes count.
 PROBE = """
 import os, time
 started = 0
@@ -45,16 +46,16 @@ PROBE_LIMITS = Limits(wall_seconds=30.0)
 
 
 class BwrapSandbox(Sandbox):
-    """Runs programs in namespaces that bubblewrap makes: alone, without network, with an interpreter and a folder.
+    """Runs programs in bubblewrap's namespaces: alone, without network, with only an interpreter and a folder.
 
     Args:
-        python: Path of the Python that programs and functions get. Defaults to the one of this process.
-        processes: Most processes and threads of a program or call at a time.
-        disk_bytes: Most bytes that they may write. They are in memory.
-        at_once: Maximum number of concurrent programs, and of concurrent calls of a function; further ones wait.
+        python: Path of the Python interpreter for programs and functions. Defaults to that of this process.
+        processes: Maximum number of concurrent processes and threads of a program or call.
+        disk_bytes: Maximum number of bytes they may write, which are kept in memory.
+        at_once: Maximum number of concurrent programs, and of concurrent calls of a function; others wait.
 
     Raises:
-        ConfigError: If this machine has no bubblewrap, or does not let it isolate.
+        ConfigError: If bubblewrap is missing on this machine, or cannot isolate programs here.
     """
 
     name: ClassVar[str] = "bwrap"
@@ -78,7 +79,7 @@ class BwrapSandbox(Sandbox):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """See `Sandbox.unavailable`. Runs a program the first time."""
+        """See `Sandbox.unavailable`. Runs a program on the first call."""
         return _problem(_found())
 
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
@@ -97,7 +98,7 @@ class BwrapSandbox(Sandbox):
         return found
 
     async def close(self) -> None:
-        """Ends all functions. Does not wait for running programs, which end by their time limits."""
+        """Ends all functions. Does not wait for running programs, which end at their time limits."""
         for function in self._functions.values():
             function.close()
         self._functions.clear()
@@ -149,14 +150,14 @@ def _run(jail: Jail, source: str, stdin: str, limits: Limits) -> CodeResult:
         return result
     if not has_started:
         raise OSError(f"bwrap did not start a program: {_last_line(result.stderr)}")
-    if 128 < result.exit_code <= 128 + SIGNALS:  # bwrap's way to report a signal
+    if 128 < result.exit_code <= 128 + SIGNALS:  # bwrap reports a signal this way
         return replace(result, outcome="killed", exit_code=None)
     return result
 
 
 @functools.cache
 def _problem(bwrap: str | None) -> str | None:
-    """Says why programs cannot be isolated here, and what to do."""
+    """Returns the reason why programs cannot be isolated here, with what to do."""
     if not sys.platform.startswith("linux"):
         return "bubblewrap is for Linux only; run on a machine with Linux"
     if bwrap is None:

@@ -1,9 +1,9 @@
-"""System calls that isolated code may not use, as a filter for the kernel (seccomp).
+"""System calls that isolated code must not use, as a filter for the kernel (seccomp).
 
-Namespaces take files, processes and the network away. This filter takes away what they do not cover: memory that no
-limit counts (System V and anonymous shared memory), kinds of sockets that reach beyond a network namespace, such as
-that of a virtual machine to its host, and the calls through which most holes of the kernel were reached, such as new
-namespaces and mounts.
+Namespaces take files, processes and the network away. This filter blocks what they do not cover: memory that no limit
+counts (System V and anonymous shared memory); sockets that reach beyond a network namespace, such as from a virtual
+machine to its host; and the calls through which most kernel vulnerabilities were reached, such as new namespaces and
+mounts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import platform
 import struct
 
-# Of linux/audit.h, and the numbers of these calls on each architecture.
+# From linux/audit.h, with the numbers of these calls on each architecture.
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 FORBIDDEN = {
     "acct": (163, 89),
@@ -71,7 +71,7 @@ FIRST_OF_X32 = 0x40000000
 NEW_NAMESPACES = 0x7E020000
 SOCKET_DOMAINS = (1, 2, 10)  # Unix, IPv4, IPv6
 
-# Of linux/bpf_common.h and linux/seccomp.h.
+# From linux/bpf_common.h and linux/seccomp.h.
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, MACHINE_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
@@ -81,7 +81,7 @@ def blocklist(machine: str | None = None) -> bytes:
     """Returns the filter's program for the kernel of this machine, or of another kind.
 
     Raises:
-        ValueError: If the numbers of this machine's system calls are not known here.
+        ValueError: If this machine's system call numbers are unknown.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:
@@ -89,11 +89,11 @@ def blocklist(machine: str | None = None) -> bytes:
     audit, column = MACHINES[machine]
     forbidden = FAIL | errno.EPERM
     steps = [(LOAD, 0, 0, MACHINE_AT), (JUMP_IF_EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER_AT)]
-    if machine == "x86_64":  # the same calls by other numbers
+    if machine == "x86_64":  # the same calls under other numbers
         steps += [(JUMP_IF_AT_LEAST, 0, 1, FIRST_OF_X32), (RETURN, 0, 0, forbidden)]
     for numbers in FORBIDDEN.values():
         steps += [(JUMP_IF_EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, forbidden)]
-    # The flags of clone3 are in memory, where no filter can look; libraries then use clone.
+    # The flags of clone3 are in memory, which no filter can read; after this error, libraries fall back to clone.
     steps += [(JUMP_IF_EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     steps += [
         (JUMP_IF_EQUAL, 0, 4, CLONE[column]),

@@ -1,6 +1,6 @@
 """Tools for authors of rllm-core plugins: templates, contract checks, fault injection and a scripted backend.
 
-Importing this module imports none of them; the commands behind the records load when they are called.
+Importing this module does not import the tools; the commands behind the records load when they are called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``new``, ``plugins check`` and ``parser check``."""
+    """Provides commands ``new``, ``plugins check`` and ``parser check``."""
     return [
         CommandProvider(
             name="new",

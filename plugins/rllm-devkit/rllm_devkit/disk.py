@@ -18,8 +18,8 @@ class InterceptedDisk:
     """Context manager that calls ``before`` ahead of every operation that changes something below ``root``.
 
     If ``before`` raises, the operation raises the same error and changes nothing. A write of several bytes becomes two
-    operations, half each, to produce torn writes. Files opened by C code are not seen. If two disks are entered at the
-    same time, the outer one misses some writes.
+    operations, half each, to produce torn writes. It does not see files opened by C code. If two disks are entered at
+    the same time, the outer one misses some writes.
 
     Args:
         root: Folder to watch.

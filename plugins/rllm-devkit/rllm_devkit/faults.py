@@ -257,7 +257,7 @@ class Faults:
 
         def forked(*arguments: Any, **options: Any) -> Completer:
             other = fork(*arguments, **options)
-            for copied in ("complete", "fork"):  # they would call the completer that was forked
+            for copied in ("complete", "fork"):  # the copied methods would call the completer that was forked
                 other.__dict__.pop(copied, None)
             self._wrap_completer(other, task_id, wrapped)
             return other
@@ -299,7 +299,7 @@ class Faults:
 
 
 class _Plugin:
-    """Object with hook implementations."""
+    """An object with hook implementations."""
 
     def __init__(self, **hooks: Callable[..., Any]) -> None:
         self.__dict__.update(hooks)

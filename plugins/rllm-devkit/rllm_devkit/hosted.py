@@ -1,4 +1,4 @@
-"""Workflows for the checks of rollout hosts: the reference workflow with instructions that damage its process."""
+"""Workflows for the checks of rollout hosts: the reference workflow, with instructions that harm its process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HostedPlaying(Playing):
         raise EngineError("an engine of its own")
 
     async def _do_mark_end(self, began: str, ended: str) -> None:
-        """Waits until the rollout is cancelled, and leaves a file when it has been."""
+        """Waits until the rollout is cancelled, and then leaves a file."""
         try:
             Path(began).touch()
             await asyncio.Event().wait()
@@ -34,7 +34,7 @@ class HostedPlaying(Playing):
             Path(ended).touch()
 
     async def _do_child(self, pids: str) -> None:
-        """Starts a process, and notes its id."""
+        """Starts a process, and records its id."""
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stdin=subprocess.DEVNULL)
         with Path(pids).open("a", encoding="utf-8") as file:
             file.write(f"{child.pid}\n")
@@ -47,7 +47,7 @@ class HostedPlaying(Playing):
 
 
 class Hosted(Reference):
-    """Plays instructions, and says where it was opened."""
+    """Follows instructions, and reports where the workflow was opened."""
 
     name: ClassVar[str] = "hosted"
     playing: ClassVar[type[Playing]] = HostedPlaying
@@ -57,11 +57,11 @@ class Hosted(Reference):
         self._opened: list[int] = []
 
     async def open(self) -> None:
-        """Notes the process."""
+        """Records the process."""
         self._opened.append(os.getpid())
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Adds the host and process of the rollout, and those in which the workflow was opened."""
+        """Adds the rollout's host and process to its episode, and the processes in which the workflow was opened."""
         episode = await super().run(task, completer)
         where = {"host": socket.gethostname(), "pid": os.getpid(), "opened": self._opened}
         episode.metadata = {**episode.metadata, "where": where}
@@ -69,10 +69,10 @@ class Hosted(Reference):
 
 
 class Unopenable(Hosted):
-    """Cannot be opened."""
+    """A workflow that cannot be opened."""
 
     name: ClassVar[str] = "unopenable"
 
     async def open(self) -> None:
-        """Fails."""
+        """Raises an error."""
         raise OSError("the check has no server")

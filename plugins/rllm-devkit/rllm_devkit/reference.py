@@ -1,4 +1,4 @@
-"""Reference workflow of the worker protocol: plays the instructions in its task; docs/worker-protocol.md defines it."""
+"""Reference workflow of the worker protocol: follows instructions in its task; docs/worker-protocol.md defines it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FIRST = "main"
 
 
 class Reference(Workflow):
-    """Plays ``task.data["do"]``, a list of instructions."""
+    """Follows ``task.data["do"]``, a list of instructions."""
 
     name: ClassVar[str] = "reference"
     playing: ClassVar[type[Playing]]
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """A task that asks once."""
+        """Returns a task that asks the model once."""
         asks = [["say", FIRST, {"role": "user", "content": "say yes"}], ["ask", FIRST]]
         return [Task(task_id=f"{split}-0", data={"do": asks, "reward": 1.0})]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Plays the instructions, and returns all steps in one trajectory."""
+        """Follows the instructions, and returns all steps in one trajectory."""
         playing = self.playing(completer)
         for name, *arguments in task.data["do"]:
             call: Callable[..., Awaitable[None]] = getattr(playing, f"_do_{name}")
@@ -107,7 +107,7 @@ class Playing:
         conversation = self.conversations[name]
         try:
             self._add(conversation, await conversation.ask())
-        except Exception as error:  # whatever a call can raise
+        except Exception as error:  # any exception that a call can raise
             self.caught.append(str(error))
 
     async def _do_give_up(self, name: str) -> None:

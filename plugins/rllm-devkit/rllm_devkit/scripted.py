@@ -1,7 +1,7 @@
 """Scripted engine, backend, parser and workflow for fast tests without torch.
 
 The policy is one number, ``skill``: the probability that the engine answers with the ``good`` text. A training step
-changes it by the mean of advantage times +1 for good answers and -1 for others. So it learns if and only if the loop
+changes it by the mean of advantage times +1 for good answers and -1 for others. It thus learns if and only if the loop
 assigns the right advantages to the right tokens.
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class ByteParser(BaseParser):
     r"""UTF-8 bytes as token ids, with control tokens; every text has exactly one tokenization.
 
-    ``<role>\\n content <end>`` per message, ``<start>`` before each; a prompt ends with an open assistant message.
+    A message is ``<start> role \\n content <end>``; a prompt ends with an open assistant message.
     """
 
     name: ClassVar[str] = "bytes"
@@ -130,7 +130,7 @@ class Script:
         good: Answer given with probability ``skill``.
         bad: Answer given otherwise.
         latency_seconds: Duration of a call, in seconds, drawn from the call's random generator.
-        unscored: Whether the scored token at a position lacks a log-probability, as the first one does on some engines.
+        unscored: Whether scoring leaves out the log-probability at a position, as some engines do at the first one.
         failure: Called with the request number; an exception it returns is raised instead of answering.
     """
 
@@ -234,7 +234,7 @@ class ScriptedEngine(RolloutEngine):
 
 
 def text_logprobs(script: Script, skill: float, completion: TokenIds) -> Floats:
-    """Returns ``(tokens,)`` log-probabilities: that of the text, spread evenly; very low for unknown texts."""
+    """Returns ``(tokens,)`` log-probabilities: the text's own, spread evenly; very low for unknown texts."""
     text = bytes(int(token) for token in completion if token < 256).decode(errors="replace")
     probability = {script.good: skill, script.bad: 1 - skill}.get(text, 0.0)
     return np.full(len(completion), math.log(max(probability, 1e-6)) / max(1, len(completion)), np.float32)
@@ -425,7 +425,7 @@ class ScriptedWorkflowConfig(WorkflowConfig):
 
 
 class ScriptedWorkflow(Workflow):
-    """Asks the model ``turns`` times to say yes; the reward is the share of yes."""
+    """Asks the model ``turns`` times to say yes; the reward is the share of yes answers."""
 
     name: ClassVar[str] = "say_yes"
     config_model: ClassVar[type[WorkflowConfig]] = ScriptedWorkflowConfig

@@ -10,7 +10,7 @@ _SCRIPTED = "rllm_devkit.scripted"
 
 @hookimpl
 def backends() -> list[BackendProvider]:
-    """The scripted backend, separated and colocated."""
+    """Provides the scripted backend, separated and colocated."""
     return [
         BackendProvider(
             name="scripted", load=f"{_SCRIPTED}:ScriptedBackend", summary="Scripted.", default_parser="bytes"
@@ -26,19 +26,19 @@ def backends() -> list[BackendProvider]:
 
 @hookimpl
 def rollout_engines() -> list[EngineProvider]:
-    """The scripted engine, standalone."""
+    """Provides the scripted engine, standalone."""
     return [EngineProvider(name="scripted", load=f"{_SCRIPTED}:ScriptedEngine", summary="Scripted.")]
 
 
 @hookimpl
 def parsers() -> list[ParserProvider]:
-    """The byte parser."""
+    """Provides the byte parser."""
     return [ParserProvider(name="bytes", load=f"{_SCRIPTED}:ByteParser", summary="UTF-8 bytes as tokens.")]
 
 
 @hookimpl
 def workflows() -> list[WorkflowProvider]:
-    """The scripted workflow."""
+    """Provides the scripted workflow."""
     return [
         WorkflowProvider(
             name="say_yes",

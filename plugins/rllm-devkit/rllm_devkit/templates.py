@@ -1,4 +1,4 @@
-"""Templates of ``rllm-core new``, and the names in what is made from them."""
+"""Templates of ``rllm-core new``, and the names that replace their placeholders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from importlib.resources.abc import Traversable
 
 @dataclass(frozen=True)
 class Kind:
-    """What ``rllm-core new`` makes.
+    """A kind of package that ``rllm-core new`` creates.
 
     Attributes:
         description: Description of the package.
-        dependencies: What the package requires.
-        commands: Commands to try it. ``{provider}`` is its name or, for a single file, its path and `target`;
+        dependencies: Requirements of the package.
+        commands: Commands to try the result. ``{provider}`` is its name or, for a single file, its path and `target`;
             ``{examples}`` is a file with questions.
-        target: Function or class that a run file names, if one file serves without a package.
+        target: Function or class that a run file names, if a single file works without a package.
         examples: File with questions, relative to the package.
-        shares: Folders of files that several kinds have in common.
+        shares: Folders of files that several kinds share.
     """
 
     description: str
@@ -134,10 +134,10 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-# Templates are working files, so that they can be formatted and type-checked. These words in the files and their paths
-# are replaced by the names of the package.
+# Templates are working files, so that they can be formatted and type-checked. In files and paths, the package's names
+# replace these words.
 _PLACEHOLDER = re.compile("rllm_placeholder|rllm-placeholder|Placeholder|placeholder")
-# Named pyproject.toml, it would configure tools in the template folder.
+# Under the name pyproject.toml, it would configure tools in the template folder.
 _PROJECT_FILE = "pyproject.template.toml"
 
 
@@ -189,17 +189,17 @@ def template(kind: str) -> dict[str, str]:
 
 
 def single_file(kind: str) -> str:
-    """Returns the template of a single file, which is that of the package's module."""
+    """Returns the template of a single file, which is the package's module."""
     return template(kind)[f"rllm_placeholder/{kind}.py"]
 
 
 def try_package(kind: str, names: PackageNames, folder: str) -> list[str]:
-    """Returns the commands that try a package in ``folder``."""
+    """Returns the commands for trying a package in ``folder``."""
     return _commands(kind, names.name, f"{folder}/{KINDS[kind].examples}")
 
 
 def try_file(kind: str, names: PackageNames, path: str) -> list[str]:
-    """Returns the commands that try a single file."""
+    """Returns the commands for trying a single file."""
     return _commands(kind, f"{path}:{names.fill(KINDS[kind].target)}", "QUESTIONS.jsonl")
 
 

@@ -1,4 +1,4 @@
-"""Trains on the environments of reasoning-gym, TextArena, gymnasium and OpenEnv, unedited."""
+"""Trains on unmodified environments of reasoning-gym, TextArena, gymnasium and OpenEnv."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[WorkflowProvider]:
-    """One workflow per ecosystem; a key of its section chooses the environment."""
+    """Provides one workflow per ecosystem; a key of its section selects the environment."""
     return [
         WorkflowProvider(
             name="reasoning_gym",
@@ -51,7 +51,7 @@ def workflows() -> list[WorkflowProvider]:
 
 @hookimpl
 def reward_functions() -> list[RewardFunctionProvider]:
-    """The checkers of other packages."""
+    """Provides the checkers of other packages as reward functions."""
     return [
         RewardFunctionProvider(
             name="reasoning_gym",
@@ -63,7 +63,7 @@ def reward_functions() -> list[RewardFunctionProvider]:
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``environments``."""
+    """Provides command ``environments``."""
     return [
         CommandProvider(
             name="environments",

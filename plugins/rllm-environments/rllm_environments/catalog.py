@@ -1,7 +1,7 @@
-"""Environments by name, and what their audits found: one JSON file per ecosystem and version of its package.
+"""The catalog of environments and their audit findings: one JSON file per ecosystem and package version.
 
-An audit is made by ``rllm-core environments audit``, and committed. Listing and describing read these files only, so
-they work without the packages that have the environments.
+``rllm-core environments audit`` writes the audits, and they are committed. Listing and describing read only these
+files, so they work without the packages that contain the environments.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
         ecosystem: Name of the workflow.
         version: Version of the package that was audited.
-        environments: Findings by environment. Those that every ecosystem has are in `Description`.
+        environments: Findings by environment. `Description` has the findings that all ecosystems share.
     """
 
     ecosystem: str
@@ -39,17 +39,17 @@ class Audit:
 
 @dataclass(frozen=True)
 class Description:
-    """What ``rllm-core environments`` shows of an environment.
+    """The description of an environment that ``rllm-core environments`` shows.
 
     Attributes:
-        name: Name, the ``environment`` of the workflow's section.
+        name: Name of the environment, the ``environment`` key of the workflow's section.
         turns: Turns of a rollout, such as "1" or "up to 30".
-        players: Players of a game, 1 if the policy is alone.
-        needs: What it needs besides its package: data, a key, a sandbox.
+        players: Number of players, 1 if the policy plays alone.
+        needs: Requirements besides its package: data, a key, a sandbox.
         audited: Whether an audit passed.
-        played: Whether the audit played whole rollouts, with legal answers.
-        refused: Why a run refuses it; None if it does not.
-        notes: What else to know.
+        played: Whether the audit played whole rollouts with legal answers.
+        refused: Why a run refuses the environment, or None.
+        notes: Further remarks.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Description:
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any]) -> Description:
-        """Reads the common part of an environment's findings."""
+        """Reads the part of an environment's findings that all ecosystems share."""
         return cls(
             name=name,
             turns=str(found.get("turns", "1")),
@@ -77,7 +77,7 @@ class Description:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution, or None. Modules often state an older one."""
+    """Returns the version of an installed distribution, or None. Modules often report an outdated version."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -88,12 +88,12 @@ def installed_version(distribution: str) -> str | None:
 class AuditFiles:
     """The committed audits of an ecosystem, one file per version of its package: ``audits/ECOSYSTEM-VERSION.json``.
 
-    A workflow class that has them as ``audit_files`` gets ``rllm-core environments audit ECOSYSTEM --write``.
+    If a workflow class sets ``audit_files`` to this, ``rllm-core environments audit ECOSYSTEM --write`` works.
 
     Attributes:
         ecosystem: Name of the workflow.
-        distribution: Distribution with the environments.
-        package: Package whose folder ``audits`` has the files.
+        distribution: Distribution that contains the environments.
+        package: Package whose folder ``audits`` contains the files.
     """
 
     ecosystem: str
@@ -101,7 +101,7 @@ class AuditFiles:
     package: str
 
     def read(self) -> Audit:
-        """Returns the audit of the installed version, or else of the newest audited one; empty if there is none."""
+        """Returns the audit of the installed version, else of the newest audited version; empty if there is none."""
         return _read(self)
 
     def write(self, environments: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -129,7 +129,7 @@ class AuditFiles:
 
 
 def unknown(key: str, name: str, names: Iterable[str]) -> ConfigError:
-    """Returns the error of a name that an ecosystem does not have."""
+    """Returns the error for a name that an ecosystem does not have."""
     known = sorted(names)
     near = difflib.get_close_matches(name, known, n=3)
     some = (

@@ -126,7 +126,7 @@ def state_of(described: Mapping[str, Any]) -> str:
 
 
 def _ecosystems(context: click.Context, ecosystem: str | None = None) -> dict[str, Provided[WorkflowProvider]]:
-    """Returns the workflows that have variants, or the one that was asked for."""
+    """Returns the workflows that have variants, or only the requested one."""
     found = session(context).plugins.providers(WorkflowProvider)
     having = {name: provided for name, provided in found.items() if provided.record.variants is not None}
     if ecosystem is None:
@@ -139,7 +139,7 @@ def _ecosystems(context: click.Context, ecosystem: str | None = None) -> dict[st
 def _described(
     context: click.Context, ecosystem: str | None, name: str | None = None
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """Returns the descriptions of environments, by ecosystem."""
+    """Returns descriptions of environments, by ecosystem."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for each, provided in _ecosystems(context, ecosystem).items():
         plugins = session(context).plugins
@@ -167,7 +167,7 @@ def _counts(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _needs_or_reason(described: Mapping[str, Any]) -> str:
-    """Returns why an environment is refused, shortened, or else what it needs."""
+    """Returns a shortened reason why an environment is refused, or else its requirements."""
     text = described["refused"] or ", ".join(described["needs"])
     return textwrap.shorten(printable(text), REASON_CHARACTERS, placeholder=" ...")
 

@@ -1,4 +1,4 @@
-"""Settings for a small instruction-tuned model, which the run files of all workflows here share."""
+"""Settings for a small instruction-tuned model, shared by the run files of all workflows in this package."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ INSTRUCTION_TUNED: dict[str, dict[str, Any]] = {
 
 
 def has_model(given: Mapping[str, Any]) -> bool:
-    """Whether the user chose a model, instead of the starter model."""
+    """Whether the user chose a model other than the starter model."""
     model = given.get("model")
     return isinstance(model, Mapping) and bool(model.get("path"))

@@ -1,4 +1,4 @@
-"""What audits play: one whole rollout with legal answers, and all checks of a workflow, both with a scripted model."""
+"""Plays for audits: a whole rollout with legal answers, and all checks of a workflow, both with a scripted model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllm_core.types import Episode, SamplingParams, Task
 from rllm_core.workflow import Workflow
 
 MAX_ANSWER_TOKENS = 10_000
-# Games of other people may compute for long, and the machine may be busy.
+# Third-party games may compute for a long time, and the machine may be busy.
 ROLLOUT_SECONDS = 300.0
 
 
@@ -23,7 +23,7 @@ def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str],
     Args:
         workflow: Workflow to run.
         task: Task of the rollout.
-        answer: Gives the model's next answer.
+        answer: Returns the model's next answer.
         seed: Seed of the answers.
 
     Raises:
@@ -36,7 +36,7 @@ def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str],
     rng = random.Random(seed)
 
     class Answers(Script):
-        """A script that asks for each answer when it is due."""
+        """A script that requests each answer only when it is needed."""
 
         def __getattribute__(self, name: str) -> Any:
             return answer(rng) if name == "good" else super().__getattribute__(name)
@@ -48,14 +48,14 @@ def play(workflow: Workflow, task: Task, answer: Callable[[random.Random], str],
 
 
 def failed_checks(make: Callable[[], Workflow], answers: Sequence[str]) -> list[str]:
-    """Runs all checks of a workflow, on one task of each split.
+    """Runs all checks of a workflow on one task per split.
 
     Args:
         make: Constructs the workflow.
         answers: Answers that fit its tasks.
 
     Returns:
-        What failed; empty if all checks passed.
+        The failed checks; empty if all passed.
     """
     from rllm_devkit.checks import check_workflow
 

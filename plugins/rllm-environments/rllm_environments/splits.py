@@ -1,9 +1,10 @@
-"""Held-out splits of generated questions: index ranges of one dataset, without a question that both have.
+"""Held-out splits of generated questions: index ranges of one dataset that share no question.
 
 A generator that draws from ``Random(seed + index)`` gives almost the same questions for neighboring seeds, so splits by
-seed leak. Different indices may ask the same question, too. Here the text decides: the hash of a question, without case
-and white space, says which split may ask it, and a task takes the first question of its split from its place in the
-split's range. So tasks are independent of each other, can be created in any order, and no split knows the other.
+seed leak. Different indices may also ask the same question. Therefore the text decides: the hash of a question,
+ignoring case and white space, determines its split, and a task takes the first question of its split from its place in
+the split's range. So tasks are independent of each other, can be created in any order, and no split needs to know the
+other.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ MOST_TRIES = 400
 
 
 class TooFewQuestions(ValueError):
-    """A split has no question."""
+    """No question was found for a split."""
 
 
 def is_held_out(question: str) -> bool:
     """Returns whether a question belongs to the validation split; true for about one in five.
 
-    Case and white space make no difference, since checkers often ignore them.
+    It ignores case and white space, since checkers often do.
     """
     text = " ".join(question.casefold().split())
     digest = blake2b(f"question:{text}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -68,11 +69,11 @@ class Ranges:
 
         Args:
             split: Split of the task.
-            number: Number of the task in it.
+            number: Number of the task in its split.
             question_at: Returns the question at an index; None if the dataset has none there.
 
         Raises:
-            TooFewQuestions: If no index that was tried has a question of the split.
+            TooFewQuestions: If none of the tried indices has a question of the split.
         """
         asked: set[str] = set()
         for index in self.indices(split, number):

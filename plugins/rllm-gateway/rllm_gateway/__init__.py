@@ -1,4 +1,4 @@
-"""Trains agents that talk to an OpenAI- or Anthropic-compatible endpoint, unedited."""
+"""Trains unmodified agents that call an OpenAI- or Anthropic-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[WorkflowProvider]:
-    """The workflow of this package."""
+    """Provides workflow ``agent``."""
     return [
         WorkflowProvider(
             name="agent",
@@ -30,7 +30,7 @@ def workflows() -> list[WorkflowProvider]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the library when it is used: listing plugins needs no HTTP server."""
+    """Imports the library on first use, because listing plugins needs no HTTP server."""
     if name in __all__:
         from rllm_gateway import endpoint, gateway, workflow
 

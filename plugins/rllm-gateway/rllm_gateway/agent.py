@@ -1,4 +1,4 @@
-"""``agent``: trains a program or a function that talks to the model over HTTP, on rows of a file."""
+"""Workflow ``agent``: runs a program or function that talks to the model over HTTP, on tasks from a file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
 OF_PLACE = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
-MAX_THREADS = 4096  # of functions; the event loop's own would let a few run at once
+MAX_THREADS = 4096  # for agent functions; the event loop's own pool would run only a few at once
 
 
 class AgentConfig(GatewayConfig):
-    """``[agent]``: the agent, its reward function, and the rows. Set either command or function."""
+    """``[agent]``: the agent, its reward function and its tasks. Set either command or function."""
 
     command: Annotated[
         tuple[str, ...],
@@ -96,10 +96,11 @@ class AgentConfig(GatewayConfig):
 
 
 class AgentWorkflow(GatewayWorkflow):
-    """Runs the agent once per rollout, and rewards its result; the agent's calls are the trajectories.
+    """Runs the agent once per rollout and rewards its result; the agent's model calls become the trajectories.
 
-    The agent finds the model by the environment variables of OpenAI's and Anthropic's SDKs, or by arguments. It fails
-    its rollout if it ends with an error, and so does the engine, whatever the agent makes of that.
+    The agent finds the model through the environment variables of OpenAI's and Anthropic's SDKs, or through arguments.
+    The rollout fails if the agent ends with an error, or if the engine fails, even when the agent handles the engine's
+    error.
     """
 
     name: ClassVar[str] = "agent"
@@ -119,7 +120,7 @@ class AgentWorkflow(GatewayWorkflow):
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="agent")
 
     async def close(self) -> None:
-        """Stops the gateway, and what an agent has left behind."""
+        """Stops the gateway and any program that the agent left running."""
         if hasattr(self, "_keeper"):
             self._keeper.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -130,7 +131,7 @@ class AgentWorkflow(GatewayWorkflow):
 
         Raises:
             rllm_core.errors.PluginError: If the reward function does not exist.
-            ConfigError: If the function of the agent does not exist.
+            ConfigError: If the agent function does not exist.
         """
         _ = self._reward
         if self.config.function:
@@ -138,7 +139,7 @@ class AgentWorkflow(GatewayWorkflow):
         return self._tasks[split]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Lets the agent play, and rewards its result."""
+        """Runs the agent and rewards its result."""
         async with self.gateway.rollout(completer) as endpoint:
             with tempfile.TemporaryDirectory(prefix="rllm-agent-", ignore_cleanup_errors=True) as folder:
                 result = await self._play(task.data, endpoint, folder)
@@ -181,10 +182,10 @@ class AgentWorkflow(GatewayWorkflow):
 
     @contextmanager
     def _environment(self, endpoint: Endpoint) -> Iterator[None]:
-        """Sets the environment variables of a function that is not given the address of the model.
+        """Sets the environment variables for a function that takes no argument with the model's address.
 
         Raises:
-            ConfigError: If another rollout has set them: a process has one environment.
+            ConfigError: If another rollout has set them, because all rollouts share the environment of this process.
         """
         if self._has_environment:
             raise ConfigError(
@@ -225,7 +226,7 @@ class AgentWorkflow(GatewayWorkflow):
         )
 
     def _check_columns(self) -> None:
-        """Raises ConfigError if the command names a column that the first row does not have, or that is hidden."""
+        """Raises ConfigError if the command names a column that is missing from the first row, or that is hidden."""
         reserved = {*ENDPOINT, "folder", *OF_PLACE}
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
@@ -233,7 +234,7 @@ class AgentWorkflow(GatewayWorkflow):
                 self._check_hidden(reserved.intersection(PLACEHOLDER.findall(part)), "placeholder")
 
     def _check_hidden(self, names: Set[str], what: str) -> None:
-        """Raises ConfigError if a column has one of the names, which mean something else to the agent."""
+        """Raises ConfigError if a column has one of ``names``, which the agent would understand as something else."""
         for task in self._tasks["train"]:
             for name in sorted(names & task.data.keys()):
                 raise ConfigError(
@@ -247,10 +248,10 @@ def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _filled(part: str, values: Mapping[str, Any]) -> str:
-    """Returns an argument with its placeholders filled in; what is filled in is not searched for more of them.
+    """Returns an argument with its placeholders filled in; placeholders in the inserted values stay as they are.
 
     Raises:
-        ConfigError: If a placeholder is neither a column nor part of the endpoint.
+        ConfigError: If a placeholder names neither a column nor a value of the endpoint.
     """
 
     def value_of(found: re.Match[str]) -> str:
@@ -263,10 +264,10 @@ def _filled(part: str, values: Mapping[str, Any]) -> str:
 
 
 def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by the names of the function's parameters.
+    """Returns the arguments of a call, by the function's parameter names.
 
     Raises:
-        ConfigError: If a parameter is neither a column nor part of the endpoint.
+        ConfigError: If a parameter names neither a column nor a value of the endpoint.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):

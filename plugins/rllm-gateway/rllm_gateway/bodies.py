@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: what a body repeats of an earlier one is neither parsed nor hashed again."""
+"""Reads request bodies, without parsing or hashing the part that a body repeats from an earlier one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Where an interface has its conversation.
+    """Where the requests of an interface carry the conversation.
 
     Attributes:
         interface: Path of the interface.
@@ -37,12 +37,12 @@ class Form:
 
 @dataclass(slots=True)
 class _Known:
-    """The start of a body up to the end of its last message, which the next body of the same conversation repeats.
+    """A body up to the end of its last message; the next body of the same conversation starts with these bytes.
 
     Attributes:
-        form: Where it has its conversation.
-        start: The bytes; a view, because to copy them would take longer than all else.
-        hashed: Their hash, which can be continued.
+        form: Where the body carries the conversation.
+        start: The bytes, as a view, because copying them would take longer than everything else.
+        hashed: Hash object of these bytes, which can be continued with more.
         fields: Fields before the list of messages.
         leading: See `Form`.
         history: The conversation.
@@ -58,7 +58,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A body.
+    """A parsed body.
 
     Attributes:
         fields: All fields but the list of messages.
@@ -72,11 +72,11 @@ class Read:
 
 
 class Bodies:
-    """Reads the bodies of one rollout.
+    """Reads the request bodies of one rollout.
 
-    A conversation is sent again in every turn, so a body mostly starts with all bytes of an earlier one, up to the end
-    of its last message. Comparing bytes is far cheaper than reading them. The body of a client that changes what it has
-    sent is read as a whole.
+    Clients send the whole conversation again in every turn, so most bodies start with all bytes of an earlier one, up
+    to the end of its last message. Comparing bytes is far cheaper than parsing them. A body is parsed as a whole if its
+    client changed anything that it had sent before.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Bodies:
         """Reads a body.
 
         Raises:
-            BadRequest: If it is no JSON object, or a message is wrong.
+            BadRequest: If the body is not a JSON object, or a message is invalid.
         """
         starts = [known for known in self._known if known.form is form and body.startswith(known.start)]
         longest = max(starts, key=lambda known: len(known.start), default=None)
@@ -94,14 +94,14 @@ class Bodies:
         return found or self._whole(form, body)
 
     def _continued(self, known: _Known, body: bytes) -> Read | None:
-        """Reads a body that starts as a known one; None if it has to be read as a whole."""
+        """Reads a body that starts like a known one; returns None if the whole body must be parsed."""
         rest = body[len(known.start) :].lstrip()
         added = rest.removeprefix(b",")
         if rest[:1] not in (b",", b"]") or (added is not rest and added.lstrip()[:1] == b"]"):
             return None
         opening = b'{"%s":[' % known.form.name.encode()
         fields, listed = _split(opening + added, known.form.name)
-        if listed is None or not added.startswith(listed[1:]):  # the field is there a second time
+        if listed is None or not added.startswith(listed[1:]):  # the body has this field twice
             return None
         fields = known.fields | fields
         if known.form.leading(fields) != known.leading:
@@ -125,7 +125,7 @@ class Bodies:
         messages = form.messages(None if listed is None else _decoded(listed))
         history, end = History([*leading, *messages]), 0
         digest = hashlib.blake2b(form.interface.encode(), digest_size=DIGEST_BYTES)
-        # The items of one answer must not be read apart, so what ends with an answer is not kept.
+        # Items of one answer must be read together, so a body that ends with an answer is not kept.
         if listed is not None and listed[:1] == b"[" and messages and messages[-1]["role"] != "assistant":
             start = body.find(listed)
             before = _fields_before(body[:start], form.name)
@@ -142,7 +142,7 @@ class Bodies:
 
 
 def _split(body: bytes, name: str) -> tuple[dict[str, Any], bytes | None]:
-    """Returns all fields of a body but one, and the JSON of that."""
+    """Returns all fields of a body but one, and the JSON text of that field."""
     try:
         found = _fields(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -159,9 +159,9 @@ def _decoded(value: msgspec.Raw | bytes) -> Any:
 
 
 def _fields_before(start: bytes, name: str) -> dict[str, Any] | None:
-    """Returns the fields before the value of a field, if ``start`` ends with the name of that field."""
+    """Returns the fields before the value of field ``name``, if ``start`` ends with that field's name."""
     try:
         fields, value = _split(start + b"[]}", name)
-    except BadRequest:  # the same list is also in another field before
+    except BadRequest:  # an earlier field holds the same list
         return None
     return fields if value == b"[]" else None

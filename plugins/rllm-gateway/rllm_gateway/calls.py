@@ -1,4 +1,4 @@
-"""A call of a client in the form that all dialects share, and its answer."""
+"""A client's call and its answer, in the form that all dialects share."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rllm_gateway.history import History
 
 @dataclass(slots=True)
 class Call:
-    """A call, whatever its dialect.
+    """A client's call, in whatever dialect it was made.
 
     Attributes:
         history: The whole conversation.
-        tools: Tools on offer, in the form of chat completions; None for none.
-        model: Name of the model, which is the role of the trajectory.
-        max_tokens: Maximum length of the answer, or None for the run's.
+        tools: Tools on offer, in the format of chat completions, or None.
+        model: Model name that the client asked for; becomes the role of the trajectory.
+        max_tokens: Maximum length of the answer, or None for the run's own limit.
         stop_texts: Texts that end the answer.
-        count: Number of alternatives.
-        after: Id of the answer to go on from, if the client names it instead of repeating the conversation.
-        instructions: System message in place of the one that this conversation began with; None to keep it.
-        ignored: Fields that the run file decides.
+        count: Number of alternative answers.
+        after: Id of the answer to continue from, if the client names it instead of repeating the conversation.
+        instructions: System message that replaces the conversation's first one; None keeps it.
+        ignored: Request fields that are ignored, because the run file decides them.
         shows_logprobs: Whether the client gets the log-probabilities of the tokens.
         digest: Hash of the body, by which a repeated call is recognized.
-        is_retry: Whether the client says that it repeats the call.
+        is_retry: Whether the client marks the call as a retry.
     """
 
     history: History
@@ -48,13 +48,13 @@ class Answer:
     """A sampled answer in its conversation: a node of the rollout's forest.
 
     Attributes:
-        step: The step.
+        step: Recorded step: prompt and completion tokens.
         history: The conversation up to and with the answer, as its client knows it.
-        text: Text that the client gets: without the stop text and what follows.
-        before: The answer that it goes on from; None at a root.
+        text: Text that the client gets, cut before the stop text.
+        before: The answer that this one continues from; None at a root.
         model: Name of the model that the client asked for.
-        is_delivered: Whether the client got it, or has gone on from it.
-        after: Answers that go on from it.
+        is_delivered: Whether the client received the answer, or has continued from it.
+        after: Answers that continue from this one.
         tokens: Bytes of each sampled token, if the client gets log-probabilities.
     """
 
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def id(self) -> str:
-        """Id of the answer, unique in the run."""
+        """Id of the answer, unique within the run."""
         return self.step.step_id
 
     @property
@@ -85,17 +85,17 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
         return len(self.step.prompt_ids)
 
     @property
     def sampled_tokens(self) -> int:
-        """Length of the completion."""
+        """Number of completion tokens."""
         return len(self.step.completion_ids)
 
     @property
     def finish_reason(self) -> str:
-        """Why it ended: ``tool_calls``, ``stop`` or ``length``."""
+        """Why the answer ended: ``tool_calls``, ``stop`` or ``length``."""
         reason = self.step.finish_reason
         return "tool_calls" if self.calls and reason is not FinishReason.LENGTH else reason.value
 

@@ -1,4 +1,4 @@
-"""The endpoint of one rollout: takes the calls of its agent, and keeps what was sampled for them."""
+"""The endpoint of one rollout: answers its agent's calls, and keeps the sampled answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_REQUEST_BYTES = 1 << 32
 
 
 class Options(NamedTuple):
-    """How the endpoint of a rollout treats its agent.
+    """Options for how a rollout's endpoint treats its agent.
 
     Attributes:
-        max_calls: Maximum number of calls, or None.
-        max_request_bytes: Maximum number of bytes of all its requests.
-        hide_tools: Whether the model does not see the tools.
-        hide_system: Whether the model does not see system messages.
+        max_calls: Maximum number of calls, or None for no limit.
+        max_request_bytes: Maximum total size of the rollout's requests.
+        hide_tools: Whether to hide the tools from the model.
+        hide_system: Whether to hide system messages from the model.
     """
 
     max_calls: int | None = None
@@ -43,22 +43,22 @@ DEFAULTS = Options()
 
 
 class Endpoint:
-    """Address under which one rollout's agent finds the policy; see `Gateway.rollout`.
+    """The address at which one rollout's agent reaches the policy; see `Gateway.rollout`.
 
     Args:
-        completer: Completer of the rollout.
+        completer: The rollout's completer.
         url: Address of the gateway, such as ``http://127.0.0.1:4711``.
-        secret: Secret of the rollout.
-        options: How it treats its agent.
+        secret: The rollout's secret.
+        options: Limits, and the handling of tools, system messages and unsupported fields.
         socket: Path of the Unix socket on which the gateway is served, too; "" for none.
 
     Attributes:
         forest: The answers so far.
-        counts: Numbers of calls, ignored fields and others, by the name of their metric.
-        bodies: Reads the bodies of its requests.
-        sending: Connections on which its answers are being sent. Its end closes them, since a client may not read.
-        failure: What the rollout fails by when it ends: the first error that the agent could not have caused, or, after
-            `close`, a last call that was too long.
+        counts: Numbers of calls, ignored fields and other events, by metric name.
+        bodies: Reads the request bodies.
+        sending: Connections on which answers are being sent. `close` closes them, since a client may not read.
+        failure: The error by which the rollout fails when it ends: the first one that the agent could not have caused,
+            or, after `close`, a last call that was too long.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """Address for clients of OpenAI's interfaces; it contains the secret."""
+        """Address for clients of OpenAI's APIs; it contains the secret."""
         return f"{self._root_url}/v1"
 
     @property
     def anthropic_base_url(self) -> str:
-        """Address for clients of Anthropic's interface, which add ``/v1`` themselves."""
+        """Address for clients of Anthropic's API, which add ``/v1`` themselves."""
         return self._root_url
 
     @property
     def api_key(self) -> str:
-        """Key of the endpoint; the same secret as in its address."""
+        """API key of the endpoint: the same secret as in its address."""
         return self._secret
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment variables for a program."""
+        """Environment variables for the agent's program."""
         found = {"RLLM_GATEWAY_SOCKET": self.socket} if self.socket else {}
-        # A proxy would look for the gateway on its own machine.
+        # A proxy would look for the gateway's loopback address on its own machine.
         for name in ("NO_PROXY", "no_proxy"):
             found[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
         return found | {
@@ -116,7 +116,7 @@ class Endpoint:
         """Counts the bytes of a request.
 
         Raises:
-            Forbidden: If the agent has sent too many.
+            Forbidden: If the agent's requests exceed the limit.
         """
         self._received += size
         if self._received > self._options.max_request_bytes:
@@ -130,10 +130,10 @@ class Endpoint:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Lets the rollout fail by every error that is no answer to the client, and counts what is refused.
+        """Marks the rollout as failed by any error that is not an answer to the client, and counts refusals.
 
         Raises:
-            Refused: What the client is told instead.
+            Refused: The error that the client gets instead.
         """
         try:
             yield
@@ -146,7 +146,7 @@ class Endpoint:
             raise Failed(f"{type(error).__name__}: {error}") from error
 
     async def answer(self, call: Call) -> list[Answer]:
-        """Samples the answers to a call, or returns those of the call that it repeats.
+        """Samples the answers to a call. A retry gets the answers of the call that it repeats.
 
         Raises:
             Refused: If there is no answer.
@@ -169,7 +169,7 @@ class Endpoint:
         if call.is_retry and recorded is not None:
             self.counts["retried"] += 1
             return recorded
-        # A retry of this call must not get the answer of an earlier one with the same body.
+        # Otherwise, a retry of this call would get the answer of an earlier call with the same body.
         self._recorded.pop(call.digest, None)
         if self._options.max_calls is not None and self.counts["calls"] >= self._options.max_calls:
             self._end(f"the agent has made {self._options.max_calls} calls")
@@ -230,10 +230,10 @@ class Endpoint:
         return [self._added(call, step, before, spelled) for step, spelled in zip(steps, tokens, strict=True)]
 
     async def count(self, call: Call) -> int:
-        """Returns the length of the prompt of a call in tokens.
+        """Returns the number of prompt tokens of a call.
 
         Raises:
-            Refused: If there is none.
+            Refused: If the prompt cannot be rendered or is refused.
         """
         self._check(call)
         place = self._placed(call)
@@ -274,9 +274,9 @@ class Endpoint:
         return answer
 
     def _refusal(self, error: Exception) -> Refused:
-        """Returns what the client is told, and keeps what the agent cannot have caused."""
+        """Returns the error for the client, and keeps errors that the agent cannot have caused."""
         if isinstance(error, Terminated) and error.reason is TerminationReason.MAX_PROMPT_TOKENS:
-            self._too_long = error  # the agent may shorten its history and go on
+            self._too_long = error  # the agent may shorten its history and continue
             return TooLong(str(error))
         if isinstance(error, RolloutEnded):
             return Forbidden("the rollout is over", code="rollout_ended")
@@ -286,7 +286,7 @@ class Endpoint:
         return Failed(f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        """Ends the endpoint: cancels running calls, and closes connections with answers that nobody has read."""
+        """Closes the endpoint: cancels running calls, and closes connections whose answers are still unread."""
         self._is_open = False
         if not self._running:
             self._waited += time.monotonic() - self._since
@@ -300,12 +300,13 @@ class Endpoint:
         self.failure = self.failure or self._too_long
 
     def trajectories(self, by: Literal["model", "conversation"] = "model") -> list[Trajectory]:
-        """Returns what was sampled, as trajectories without rewards.
+        """Returns the sampled answers as trajectories without rewards.
 
         Args:
-            by: ``model``: one trajectory for each model name that the agent has asked for, its conversations one after
-                the other. ``conversation``: one for each conversation, which gives rollouts with many of them more
-                weight in a baseline, but which estimators with rewards per turn need if conversations run at once.
+            by: ``model`` returns one trajectory for each model name that the agent asked for, with its conversations in
+                sequence. ``conversation`` returns one for each conversation. A rollout with many conversations then
+                weighs more in a baseline, but estimators with per-turn rewards need this mode if conversations run
+                concurrently.
         """
         found: dict[Any, Trajectory] = {}
         for answer in self.forest.paths():
@@ -326,7 +327,7 @@ class Endpoint:
         metadata: Mapping[str, Any] | None = None,
         by: Literal["model", "conversation"] = "model",
     ) -> Episode:
-        """Returns the episode of the rollout, with one reward for all its trajectories, and the gateway's metrics."""
+        """Returns the rollout's episode, with one reward for all its trajectories and the gateway's metrics."""
         trajectories: Sequence[Trajectory] = self.trajectories(by)
         for trajectory in trajectories:
             trajectory.reward = reward
@@ -340,12 +341,12 @@ class Endpoint:
         )
 
     def _is_cut_off(self) -> bool:
-        """Whether the last answer of every conversation reached the maximum length."""
+        """Whether the last answer of every conversation reached the token limit."""
         last = [answer for answer in self.forest.paths() if not answer.after]
         return bool(last) and all(answer.step.finish_reason is FinishReason.LENGTH for answer in last)
 
     def metrics(self) -> dict[str, float]:
-        """Counts of the rollout, by the names that the docs list."""
+        """Counts of the rollout, under their documented metric names."""
         counts: dict[str, float] = {"calls": 0.0, "retried": 0.0, **self.counts}
         counts["roots"] = float(len(self.forest.roots))
         counts["rewritten_answers"] = float(self.forest.rewritten)
@@ -354,7 +355,7 @@ class Endpoint:
 
 
 def _with_instructions(history: History, instructions: str | None) -> History:
-    """Returns a conversation with other instructions in place of those that it began with; None keeps them."""
+    """Returns a conversation with new instructions in place of its first ones; None keeps those."""
     if instructions is None:
         return history
     messages = history.since(0)

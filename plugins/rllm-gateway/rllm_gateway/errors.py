@@ -1,15 +1,15 @@
-"""What a client is told when a call has no answer."""
+"""Errors that a client gets instead of an answer."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """A call that gets a status other than 200.
+    """A call that is answered with a status other than 200.
 
     Attributes:
         status: HTTP status.
-        kind: Type of the error, by which SDKs choose their exception.
-        code: Code of the error, by which agents recognize it.
+        kind: Error type, from which SDKs choose their exception.
+        code: Error code, by which agents recognize the error.
     """
 
     status = 400
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class BadRequest(Refused):
-    """The request is wrong, or asks for something that is not supported."""
+    """The request is invalid, or asks for something unsupported."""
 
 
 class TooLong(Refused):
@@ -47,28 +47,28 @@ class UnknownRollout(Refused):
 
 
 class Forbidden(Refused):
-    """A limit of the rollout is reached, or the request comes from elsewhere. Not 429, which SDKs repeat."""
+    """The rollout reached a limit, or the request comes from outside. Not 429, because SDKs retry that."""
 
     status = 403
     kind = "permission_error"
 
 
 class NotFound(Refused):
-    """There is no such path."""
+    """The path does not exist."""
 
     status = 404
     kind = "not_found_error"
 
 
 class Failed(Refused):
-    """The engine, the parser or the gateway failed. The rollout fails, whatever the agent makes of it."""
+    """The engine, the parser or the gateway failed. The rollout fails even if the agent handles the error."""
 
     status = 500
     kind = "server_error"
 
 
 class Busy(Failed):
-    """The engine was unavailable, for longer than the run repeats its requests."""
+    """The engine stayed unavailable through all of the run's retries."""
 
     status = 503
     kind = "overloaded_error"

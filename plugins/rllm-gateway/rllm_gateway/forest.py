@@ -1,4 +1,4 @@
-"""The answers of one rollout, and which of them a call goes on from."""
+"""The answers of one rollout, and the search for the answer that a call continues from."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rllm_gateway.history import History
 
 
 class Forest:
-    """Answers of a rollout. Every answer is immutable; a conversation is a path from a root.
+    """The answers of a rollout, as trees. Every answer is immutable; a conversation is a path from a root.
 
-    A call goes on from the longest prefix of its messages that ends with an answer of this rollout. Whatever has no
-    such prefix is a new root: a sub-agent, a title, a compacted or edited history. It is never realigned, because
-    tokens must be trained in the context in which they were sampled.
+    A call continues from the longest prefix of its messages that ends with an answer of this rollout. A call without
+    such a prefix starts a new root: a sub-agent, a title, a compacted or edited history. It is never realigned with an
+    existing conversation, because tokens must be trained in the context in which they were sampled.
 
     Attributes:
-        roots: Answers without a predecessor, in the order of the calls.
-        rewritten: How often a client has sent an answer back in other words of the same meaning.
+        roots: Answers without a predecessor, in call order.
+        rewritten: How many times a client sent an answer back in other words with the same meaning.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class Forest:
         (self.roots if answer.before is None else answer.before.after).append(answer)
 
     def place(self, history: History, *, named: Answer | None = None) -> Place:
-        """Finds the answer that a conversation goes on from.
+        """Finds the answer that a conversation continues from.
 
         Args:
             history: The whole conversation.
-            named: Answer that the client names, which decides between equal ones.
+            named: Answer that the client names, to choose between equal ones.
         """
         for length, message, digest in history.backwards():
             if message["role"] == "assistant" and (candidates := self._by_said.get(digest)):
@@ -57,17 +57,17 @@ class Forest:
 
     @staticmethod
     def _chosen(candidates: Sequence[Answer], shown: Mapping[str, Any]) -> Answer:
-        """Of equal answers, the one whose ids of tool calls the client shows, else the one with fewest successors."""
+        """Chooses among equal answers: by the tool call ids that the client shows, else with fewest successors."""
         ids = [call["id"] for call in shown.get("tool_calls") or ()]
         return min(
             candidates, key=lambda one: (bool(ids) and [call["id"] for call in one.calls] != ids, len(one.after))
         )
 
     def reserve(self, said: bytes) -> int:
-        """Returns the lowest number that no equal call has: neither an answered one nor one that is being asked.
+        """Returns the lowest number that no equal call holds, whether answered or still running.
 
-        So equal calls have different samples, whatever order they come in, and a call that repeats one that was given
-        up has its samples.
+        Equal calls thus get different samples, in whatever order they arrive, and a call that repeats an abandoned one
+        gets the samples of that call.
         """
         taken = self._numbers[said]
         number = next(number for number in itertools.count() if number not in taken)
@@ -75,11 +75,11 @@ class Forest:
         return number
 
     def release(self, said: bytes, number: int) -> None:
-        """Gives back the number of a call without an answer."""
+        """Releases the number of a call that got no answer."""
         self._numbers[said].discard(number)
 
     def paths(self) -> Iterator[Answer]:
-        """Yields the answers that a client got, conversation by conversation, and branches after their trunk."""
+        """Yields the answers that a client received, conversation by conversation, with branches after their trunk."""
         waiting = self.roots[::-1]
         while waiting:
             answer = waiting.pop()
@@ -88,12 +88,12 @@ class Forest:
             waiting.extend(reversed(answer.after))
 
     def roots_by_model(self) -> Counter[str]:
-        """Number of roots of each model."""
+        """Number of roots per model name."""
         return Counter(root.model for root in self.roots)
 
 
 def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
-    """Whether a client shows an answer otherwise than it got it; reasoning may be missing."""
+    """Whether a client shows an answer differently from how it was sent; missing reasoning does not count."""
     sent = {"content": answer.text, "tool_calls": list(answer.calls), "reasoning_content": answer.reasoning}
     shown = {"reasoning_content": answer.reasoning} | dict(shown)
     return any((shown.get(key) or None) != (value or None) for key, value in sent.items())
@@ -101,12 +101,12 @@ def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a call belongs.
+    """Where a call belongs in the forest.
 
     Attributes:
-        before: The answer that it goes on from; None for a root.
-        added: The messages after that.
-        shown: That answer as the client shows it.
+        before: The answer that the call continues from; None for a new root.
+        added: The messages after that answer.
+        shown: That answer, as the client repeats it.
     """
 
     before: Answer | None
@@ -114,13 +114,13 @@ class Place:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, *, hide_system: bool = False) -> MessageView:
-        """Returns the messages to sample from: those of the answer, its own words, and what the client adds.
+        """Returns the messages to sample from: those of ``before``, its own response, and the client's new ones.
 
-        The client's copy of what the policy said is never rendered. Results name the calls of the policy, whatever ids
-        the client has given them.
+        The client's copy of the policy's answer is never rendered. Tool results refer to the policy's own call ids,
+        whatever ids the client uses.
 
         Args:
-            hide_system: Whether to leave out what the client adds as the system.
+            hide_system: Whether to leave out system messages that the client adds.
         """
         new = [message for message in self.added if not (hide_system and message["role"] == "system")]
         if self.before is None:
@@ -136,7 +136,7 @@ class Place:
 
 
 def _renamed(answer: Answer, shown: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the policy's ids of the calls by the ids that the client shows: the same one, else by position."""
+    """Maps the call ids that the client shows to the policy's: to the same id, or else by position."""
     own = [call["id"] for call in answer.calls]
     theirs = [call["id"] for call in shown.get("tool_calls") or ()]
     return {their: their if their in own else mine for their, mine in zip(theirs, own, strict=False)}

@@ -1,4 +1,4 @@
-"""The gateway: one server for all rollouts of a process, and one endpoint for each of them."""
+"""The gateway: one server for all rollouts of a process, with one endpoint per rollout."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 class Dialect(NamedTuple):
-    """An interface that agents speak.
+    """An API that agents speak.
 
     Attributes:
-        form: Where its requests have the conversation.
+        form: Where its requests carry the conversation.
         read: Reads a request.
         written: Writes a response.
         events: Writes a streamed response.
@@ -56,15 +56,15 @@ PATHS = (*DIALECTS, COUNTS, "models")
 
 
 class Gateway:
-    """Serves rollouts to agents on this machine's loopback interface.
+    """Serves the policy to agents on this machine's loopback interface.
 
     Args:
-        max_calls: Maximum number of calls per rollout, or None.
-        max_request_bytes: Maximum number of bytes of all requests of a rollout.
-        unsupported_fields: What to do with a field that an agent may rely on and that cannot be honored.
-        hide_tools: Whether the model does not see the tools.
-        hide_system: Whether the model does not see system messages.
-        unix_socket: Whether it is also served on a Unix socket, for agents without this machine's network.
+        max_calls: Maximum number of calls per rollout, or None for no limit.
+        max_request_bytes: Maximum total size of a rollout's requests.
+        unsupported_fields: How to treat a field that cannot be honored and that an agent may rely on.
+        hide_tools: Whether to hide the tools from the model.
+        hide_system: Whether to hide system messages from the model.
+        unix_socket: Whether to serve on a Unix socket too, for agents without this machine's network.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Gateway:
         self._server: Any = None
 
     async def open(self) -> None:
-        """Starts the server, on a free port."""
+        """Starts the server on a free port."""
         from rllm_gateway.server import Server
 
         self._server = Server(self.handle, unix_socket=self._has_socket)
@@ -103,11 +103,11 @@ class Gateway:
 
     @asynccontextmanager
     async def rollout(self, completer: Completer) -> AsyncIterator[Endpoint]:
-        """Opens the endpoint of a rollout. On leaving, running calls are cancelled and its secret is void.
+        """Opens the endpoint of a rollout. On exit, running calls are cancelled and the secret becomes invalid.
 
         Raises:
-            Exception: On leaving, what the engine or the parser raised for a call, whatever the agent made of it.
-            Terminated: On leaving, if the agent's last call was too long, or it made too many.
+            Exception: On exit, the engine's or parser's error in a call, even if the agent handled it.
+            Terminated: On exit, if the agent's last call was too long, or the agent made too many calls.
         """
         secret = secrets.token_urlsafe(SECRET_BYTES)
         endpoint = self._endpoints[secret] = Endpoint(
@@ -122,7 +122,7 @@ class Gateway:
         finally:
             del self._endpoints[secret]
             await endpoint.close()
-            # What failed for the agent explains its own error, and counts even if the agent went on without an answer.
+            # A failed call explains the agent's own error. It also counts if the agent continued without an answer.
             if endpoint.failure is not None and not isinstance(sys.exception(), asyncio.CancelledError):
                 raise endpoint.failure
 
@@ -178,7 +178,7 @@ class Gateway:
         return Response(200, content, dict(kind), delivered)
 
     def _found(self, path: str, headers: Mapping[str, str]) -> tuple[Endpoint, str]:
-        """Returns the endpoint by the secret in the path or the key, and the rest of the path."""
+        """Returns the endpoint of the secret in the path or API key, and the rest of the path."""
         parts = path.strip("/").split("/")
         if parts[0] == "r" and len(parts) > 1:
             secret, parts = parts[1], parts[2:]
@@ -193,7 +193,7 @@ class Gateway:
 
 
 def _check_host(headers: Mapping[str, str]) -> None:
-    """Refuses requests that a browser was lured into, by a name that leads to this machine."""
+    """Refuses requests from a browser that was lured here by a host name that resolves to this machine."""
     host = headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if name not in LOCAL_HOSTS:
@@ -201,9 +201,9 @@ def _check_host(headers: Mapping[str, str]) -> None:
 
 
 async def _streamed(answered: Coroutine[Any, Any, Response], dialect: Dialect) -> Response:
-    """Returns a streamed response; one that takes long begins before its end, so that no proxy or client gives up.
+    """Returns a streamed response. A slow one starts before its answer is ready, so that no proxy or client gives up.
 
-    Whatever fails before that has the status of its error.
+    An error before that start is sent with its own HTTP status.
     """
     task = asyncio.ensure_future(answered)
     try:
@@ -234,7 +234,7 @@ def _content(
 
 
 def _lines(events: Iterable[tuple[str | None, Any]]) -> bytes:
-    """Returns events as they are sent."""
+    """Returns the events in the format in which they are sent."""
     lines = []
     for name, data in events:
         if name is not None:

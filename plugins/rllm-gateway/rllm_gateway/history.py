@@ -1,4 +1,4 @@
-"""Conversations of clients, which share what an earlier call has sent."""
+"""Client conversations, which share the messages that an earlier call has sent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rllm_gateway.messages import EMPTY, chained
 
 
 class History:
-    """A conversation as its client sees it, with a hash after each message.
+    """A conversation as the client sees it, with a hash after each message.
 
-    Histories are immutable. One that goes on from another holds only what it adds, so that turn 200 costs what turn 5
-    costs.
+    Histories are immutable. One that extends another holds only the added messages, so turn 200 costs as much as turn
+    5.
 
     Args:
         messages: Normalized messages, see `rllm_gateway.messages.normalized`.
-        before: The conversation that they go on from.
+        before: The conversation that the messages extend.
     """
 
     __slots__ = ("_before", "_hashes", "_length", "_messages")
@@ -38,11 +38,11 @@ class History:
         return self._hashes[-1]
 
     def extended(self, messages: Sequence[Mapping[str, Any]]) -> History:
-        """Returns this conversation with more messages at its end."""
+        """Returns this conversation extended by more messages."""
         return History(messages, self)
 
     def backwards(self) -> Iterator[tuple[int, Mapping[str, Any], bytes]]:
-        """Yields, from the last message to the first: the number up to and with it, the message, and the hash."""
+        """Yields, from last message to first: number of messages up to and including it, the message, the hash."""
         at: History | None = self
         while at is not None:
             end = at._length
@@ -52,6 +52,6 @@ class History:
             at = at._before
 
     def since(self, start: int) -> list[Mapping[str, Any]]:
-        """Returns the messages from number ``start`` on."""
+        """Returns the messages from index ``start`` on."""
         count = self._length - start
         return [message for _, message, _ in itertools.islice(self.backwards(), count)][::-1]

@@ -1,4 +1,4 @@
-"""Messages of all clients in one form, and hashes of what they mean."""
+"""Normalizes messages of all clients, and hashes their meaning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EMPTY = b"\0" * DIGEST_BYTES
 
 
 def normalized(message: Any) -> dict[str, Any]:
-    """Returns a message with nothing but what a template reads: role, content, reasoning, calls and the call's id.
+    """Returns a message reduced to what templates read: role, content, reasoning, tool calls and the call id.
 
     Raises:
-        BadRequest: If it is no message.
+        BadRequest: If it is not a valid message.
     """
     if not isinstance(message, Mapping):
         raise BadRequest(f"a message must be an object, not {type(message).__name__}")
@@ -48,7 +48,7 @@ def normalized(message: Any) -> dict[str, Any]:
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
-    """Returns text, or parts if there are others than text."""
+    """Returns text if all parts are text, otherwise the list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -93,9 +93,9 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def chained(before: bytes, message: Mapping[str, Any]) -> bytes:
-    """Returns the hash of a conversation from the hash of all but its last message.
+    """Returns the hash of a conversation, from the hash of all messages but the last.
 
-    Not in the hash is what clients rewrite: ids, reasoning, the spacing and the order of keys in arguments, and blanks
+    The hash leaves out what clients rewrite: ids, reasoning, white space and key order in arguments, and white space
     around text.
     """
     content = message.get("content") or ""
@@ -117,6 +117,6 @@ def _meaning(function: Mapping[str, Any]) -> list[Any]:
 
 
 def _number(text: str) -> int | float:
-    """Returns a number by its value: JavaScript writes 1.0 as 1."""
+    """Returns integral numbers as integers, because JavaScript writes 1.0 as 1."""
     number = float(text)
     return int(number) if number.is_integer() else number

@@ -1,4 +1,4 @@
-"""Runs the program of an agent: its output is read to the end, and nothing that it has started outlives it."""
+"""Runs an agent's program, reads its output to the end, and kills every process that it leaves behind."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rllm_core.types import TerminationReason
 MAX_OUTPUT_BYTES = 64 << 20
 KEPT_ERROR_BYTES = 4096
 POLL_SECONDS = 0.5
-LAST_OUTPUT_SECONDS = 0.5  # for a process that has left the session and keeps the pipes open
+LAST_OUTPUT_SECONDS = 0.5  # for a process that has left the session but keeps the pipes open
 
 
 class AgentFailed(Terminated):
-    """The program ended with an error, which is not one of this package."""
+    """The agent's program ended with an error of its own, not of this package."""
 
     def __init__(self, message: str) -> None:
         super().__init__(TerminationReason.ERROR, message)
 
 
 async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: ProcessKeeper) -> str:
-    """Returns what a program writes to its standard output.
+    """Runs a program and returns its standard output.
 
     Args:
         command: Program and arguments.
         env: Environment variables.
-        keeper: Ends the program when this process is gone.
+        keeper: Kills the program if this process dies.
 
     Raises:
-        AgentFailed: If it cannot be started, ends with an error, or writes too much.
+        AgentFailed: If the program cannot be started, ends with an error, or writes too much.
     """
     async with _reader() as (stdout, output), _reader() as (stderr, errors):
         try:
@@ -59,7 +59,8 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
             asyncio.ensure_future(_read_tail(errors, last)),
         ]
         try:
-            # What the program leaves behind may keep its pipes open, so their end is not awaited once it has ended.
+            # Processes that the program leaves behind may keep its pipes open. So do not wait for the pipes after it
+            # has ended.
             ongoing = set(reading)
             while process.returncode is None and ongoing:
                 ended, ongoing = await asyncio.wait(ongoing, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +68,7 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
                     one.result()  # raises if the output is too long
             await process.wait()
         finally:
-            # What is left behind would go on to call a rollout that is over.
+            # Processes left behind would keep calling the model for a rollout that is over.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = await process.wait()

@@ -1,7 +1,7 @@
-"""Runs an agent without a network: what it sends to the gateway's address reaches the gateway by its Unix socket.
+"""Runs an agent in a container without a network, and relays its calls to the gateway's Unix socket.
 
-A script for the inside of a container, which needs Python alone: ``python relay.py COMMAND...``. It listens where
-``OPENAI_BASE_URL`` points to, so that the agent's environment is the same as outside, and ends as the command does.
+Run this script inside the container; it needs only Python: ``python relay.py COMMAND...``. It listens at the address in
+``OPENAI_BASE_URL``, so the agent's environment is the same as outside, and exits with the command's code.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     try:
         while data := source.recv(CHUNK_BYTES):
             target.sendall(data)
-    except OSError:  # one side is gone
+    except OSError:  # one side has hung up
         pass
     finally:
-        # Closing both ways ends the other thread, so that the gateway learns that its client has hung up.
+        # Shut down both directions: that ends the other thread, and tells the gateway that its client has hung up.
         for one in (source, target):
             try:
                 one.shutdown(socket.SHUT_RDWR if one is source else socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""What a client gets, whatever the server."""
+"""The response to a client, independent of the server library."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ KEEP_ALIVE = b": waiting for the model\n\n"
 
 @dataclass
 class Response:
-    """What a client gets.
+    """A response to a client.
 
     Attributes:
         status: HTTP status.
         headers: Headers.
-        body: The body, or the rest of one that has been begun.
-        delivered: Called once the client has got all of it.
-        sending: Gets the connection for as long as it is being sent.
-        rest: The response that a stream goes on with, if it takes long. Until then, comments keep the client waiting.
+        body: The body, or the rest of a body that has already started.
+        delivered: Called once the client has received the whole response.
+        sending: Collection that holds the connection while the response is being sent.
+        rest: The rest of a slow streamed response. Until it is ready, comments keep the connection alive.
     """
 
     status: int

@@ -1,4 +1,4 @@
-"""Rows of a file as tasks."""
+"""Reads the rows of a file as tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_rows(train_file: str, validation_file: str, held_out_share: float) -> d
     """Returns the tasks of both splits.
 
     Raises:
-        ConfigError: If a file cannot be read, a row is no JSON object, or a split would be empty.
+        ConfigError: If a file cannot be read, a row is not a JSON object, or no row is left for training.
     """
     tasks = _tasks(train_file)
     if validation_file:

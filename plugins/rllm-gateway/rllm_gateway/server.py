@@ -1,4 +1,4 @@
-"""HTTP: hands requests to a function, and tells it when a client has got its answer or is gone."""
+"""HTTP server: passes requests to a handler, and reports when a client has received its answer or is gone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Handle = Callable[[str, str, Mapping[str, str], bytes | None], Awaitable[Respons
 class Server:
     """An HTTP server on a free port of the loopback interface.
 
-    aiohttp cancels the handler when its client hangs up, and leaves the signals of the process alone.
+    aiohttp cancels the handler when its client hangs up, and does not touch the process's signal handlers.
 
     Args:
-        handle: Answers a request, given by method, path, headers with lower-case names, and body.
-        unix_socket: Whether to serve on a Unix socket, too.
+        handle: Answers a request, given its method, path, headers with lower-case names, and body.
+        unix_socket: Whether to serve on a Unix socket as well.
 
     Attributes:
-        port: Its port, once it is open.
-        socket: Path of its Unix socket, once it is open; "" without one. Only this user can reach it.
+        port: The server's port, once it is open.
+        socket: Path of the server's Unix socket, once it is open; "" without one. Only this user can reach it.
     """
 
     def __init__(self, handle: Handle, *, unix_socket: bool = False) -> None:
@@ -37,7 +37,7 @@ class Server:
         self._runner: web.ServerRunner | None = None
 
     async def open(self) -> None:
-        """Starts to listen."""
+        """Starts listening."""
         self._runner = web.ServerRunner(
             web.Server(self._answer, access_log=None, handler_cancellation=True),
             handle_signals=False,
@@ -48,12 +48,12 @@ class Server:
         await site.start()
         self.port = self._runner.addresses[0][1]
         if self._has_socket:
-            self._folder = tempfile.mkdtemp(prefix="rllm-gateway-")  # for this user alone
+            self._folder = tempfile.mkdtemp(prefix="rllm-gateway-")  # readable by this user only
             self.socket = f"{self._folder}/gateway.sock"
             await web.UnixSite(self._runner, self.socket).start()
 
     async def close(self) -> None:
-        """Stops to listen, and cancels what is running."""
+        """Stops listening, and cancels running requests."""
         if self._runner is not None:
             await self._runner.cleanup()
         if self._folder:
@@ -79,10 +79,10 @@ class Server:
 
     @staticmethod
     async def _body(request: web.BaseRequest) -> bytes | None:
-        """Returns the body; None if it is too large, of which no more is read."""
+        """Returns the body, or None if it is too large; the rest of such a body is not read."""
         if (request.content_length or 0) > MAX_BODY_BYTES:
             return None
-        request._client_max_size = MAX_BODY_BYTES  # bodies without a length
+        request._client_max_size = MAX_BODY_BYTES  # limit for bodies without a declared length
         try:
             return await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -90,7 +90,7 @@ class Server:
 
     @staticmethod
     async def _in_pieces(request: web.BaseRequest, begun: Response, rest: asyncio.Task[Response]) -> web.StreamResponse:
-        """Sends a comment now and then, until the rest of the response is there."""
+        """Sends comments at intervals until the rest of the response is ready."""
         sent = web.StreamResponse(status=begun.status, headers=begun.headers)
         try:
             await sent.prepare(request)

@@ -1,4 +1,4 @@
-"""Base class of workflows whose agent talks to an endpoint."""
+"""Base class of workflows whose agent talks to the model through an endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllm_gateway.gateway import Gateway
 
 
 class GatewayConfig(WorkflowConfig):
-    """Settings of every workflow with a gateway."""
+    """Settings of every workflow that uses the gateway."""
 
     max_calls: Annotated[
         int | None, Field(ge=1, description="Maximum calls to the model per rollout. Defaults to no limit.")
@@ -48,9 +48,9 @@ class GatewayConfig(WorkflowConfig):
 
 
 class GatewayWorkflow(Workflow):
-    """A workflow whose agent is a client of OpenAI's or Anthropic's interfaces.
+    """A workflow whose agent is a client of OpenAI's or Anthropic's APIs.
 
-    ``run`` opens an endpoint for its rollout, lets the agent play, and rewards the result:
+    ``run`` opens an endpoint for its rollout, runs the agent, and rewards the result:
 
         async def run(self, task, completer):
             async with self.gateway.rollout(completer) as endpoint:
@@ -58,7 +58,7 @@ class GatewayWorkflow(Workflow):
             return endpoint.episode(task, reward=score(answer))
 
     Attributes:
-        gateway: The gateway, which is open while the workflow is.
+        gateway: The gateway, open as long as the workflow is.
     """
 
     config_model: ClassVar[type[WorkflowConfig]] = GatewayConfig

@@ -1,4 +1,4 @@
-"""Hooks of the judges. Listing plugins imports this module; keep it light."""
+"""Plugin hooks of the judges. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def group_scorers() -> list[GroupScorerProvider]:
-    """``relative`` and ``pairwise``."""
+    """Provides group scorers ``relative`` and ``pairwise``."""
     return [
         GroupScorerProvider(
             name="relative",
@@ -27,7 +27,7 @@ def group_scorers() -> list[GroupScorerProvider]:
 
 @hookimpl
 def reward_functions() -> list[RewardFunctionProvider]:
-    """``judge``."""
+    """Provides reward function ``judge``."""
     return [
         RewardFunctionProvider(
             name="judge",

@@ -1,8 +1,8 @@
 """Reward function ``judge``: a model grades one answer from 0 to 1 by a rubric.
 
-It runs in a child process, which gets only the variables named here: RLLM_JUDGE_MODEL, RLLM_JUDGE_BASE_URL (or
-OPENAI_BASE_URL), OPENAI_API_KEY and RLLM_JUDGE_RUBRIC. A rubric in the data of the task, or in the columns of its row
-that workflow ``dataset`` hands on, goes before the variable.
+It runs in a child process, which gets only these variables: RLLM_JUDGE_MODEL, RLLM_JUDGE_BASE_URL (or OPENAI_BASE_URL),
+OPENAI_API_KEY and RLLM_JUDGE_RUBRIC. A rubric in the task's data, or in the row columns that workflow ``dataset``
+passes on, takes precedence over the variable.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
 
 
 def _without_rubric(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the rubric of a task, which may be a column of its row, and the rest of its data."""
+    """Returns the task's rubric, which may be a column of its row, and the rest of the task's data."""
     rest = {name: value for name, value in data.items() if name != "rubric"}
     row = rest.get("row")
     if not isinstance(row, Mapping) or "rubric" not in row:

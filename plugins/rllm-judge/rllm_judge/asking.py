@@ -1,4 +1,4 @@
-"""Asks a judge until a reply can be read, and keeps what it said."""
+"""Asks a judge until a reply can be read, and caches the reply."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class Questions:
-    """Puts questions to a judge.
+    """Asks a judge questions.
 
     Args:
-        judge: Judge.
-        options: Its options.
+        judge: The judge.
+        options: The judge's options.
 
     Attributes:
-        asked: Replies of the judge so far, without those from the cache.
-        unreadable: Replies among them that could not be read.
+        asked: Number of the judge's replies so far, without those from the cache.
+        unreadable: Number of these replies that could not be read.
     """
 
     def __init__(self, judge: Judge, options: JudgeOptions) -> None:
@@ -40,15 +40,15 @@ class Questions:
     async def ask(
         self, messages: Sequence[MessageLike], read: Callable[[str], ReadT], *, seed: int
     ) -> tuple[ReadT, str] | None:
-        """Asks until a reply can be read.
+        """Repeats a question until a reply can be read.
 
         Args:
             messages: The question.
-            read: Returns what a reply says, or raises `Unreadable`.
-            seed: Seed of the first reply; the later ones derive theirs.
+            read: Parses a reply, or raises `Unreadable`.
+            seed: Seed of the first reply; seeds of later replies derive from it.
 
         Returns:
-            What the reply says, and the reply; None if no reply could be read.
+            The parsed reply and its text; None if no reply could be read.
 
         Raises:
             rllm_judge.judges.Refused: If the question is too long.

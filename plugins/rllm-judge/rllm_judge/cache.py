@@ -1,4 +1,4 @@
-"""Replies of a judge by the content of their questions, in SQLite: in memory, or in a file that runs share."""
+"""A judge's replies by the content of their questions, in SQLite: in memory, or in a file that runs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Replies:
-    """Keeps the replies that could be read; one that could not is worth asking for again.
+    """Stores readable replies. Unreadable ones are not kept, because asking again may help.
 
     Args:
         file: SQLite file; "" keeps the replies in memory.
@@ -22,7 +22,7 @@ class Replies:
 
     @staticmethod
     def key(*parts: Any) -> str:
-        """Returns the key of a question: whatever the reply depends on, as JSON."""
+        """Returns the key of a question: everything that the reply depends on, as JSON."""
         return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
     def get(self, key: str) -> str | None:
@@ -33,7 +33,7 @@ class Replies:
         return None if found is None else found[0]
 
     def put(self, key: str, reply: str) -> None:
-        """Keeps a reply."""
+        """Stores a reply."""
         with self._connection:
             self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 

@@ -1,4 +1,4 @@
-"""The different contents of a group's rollouts: equal rollouts are judged once, and equal groups alike."""
+"""The distinct transcripts of a group: equal rollouts are judged once, and equal groups get the same scores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rllm_judge.transcripts import shortened, tools_of, transcripts_of
 
 @dataclass(frozen=True)
 class Contents:
-    """What a judge can tell apart in a group.
+    """The transcripts that a judge can distinguish in a group.
 
     Attributes:
-        tools: Tools that were offered, as JSON.
-        common: Messages with which all rollouts begin, as JSON.
-        texts: The different transcripts, sorted, so that their numbers do not depend on the order of the rollouts.
+        tools: Tools that the prompts offered, as JSON.
+        common: Messages that all rollouts start with, as JSON.
+        texts: The distinct transcripts, sorted, so that their numbers do not depend on the order of the rollouts.
         numbers: Number of each rollout's transcript, by rollout id.
-        seed: Seed that depends on the contents and the run's seed only: the order in which a judge sees them is drawn
-            for the run, and an equal group of the run finds its replies in the cache.
+        seed: Seed that depends only on the contents and the run's seed. It fixes the order in which the judge sees them
+            within a run, so an equal group of the same run finds its replies in the cache.
     """
 
     tools: str
@@ -32,7 +32,7 @@ class Contents:
 
     @classmethod
     def of(cls, group: RolloutGroup, max_characters: int) -> Contents:
-        """Returns the contents of a group's rollouts; see `rllm_judge.transcripts`."""
+        """Returns the distinct contents of a group's rollouts; see `rllm_judge.transcripts`."""
         told = transcripts_of(group.episodes, max_characters)
         texts = sorted(set(told.rollouts.values()))
         tools = shortened(tools_of(group.episodes), max_characters)
@@ -42,5 +42,5 @@ class Contents:
         return cls(tools, told.common, texts, numbers, seed)
 
     def seed_of(self, numbers: Sequence[int]) -> int:
-        """Returns the seed of the question about some of them, in this order."""
+        """Returns the seed of a question about some of the contents, in this order."""
         return derive_seed(self.seed, *map(int, numbers))

@@ -1,4 +1,4 @@
-"""Models that judge: behind an OpenAI-compatible endpoint, in an engine of ours, or the policy itself."""
+"""Judge models: behind an OpenAI-compatible endpoint, in one of the run's engines, or the policy itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_KEY = "none"
 
 
 class Refused(Exception):
-    """The judge does not take a question, most often because it is too long; a shorter one may do."""
+    """The judge rejects a question, most often because it is too long; a shorter one may succeed."""
 
 
 class Judge(ABC):
@@ -42,7 +42,7 @@ class Judge(ABC):
 
 
 class Endpoint(Judge):
-    """A judge behind an OpenAI-compatible endpoint. The SDK retries what may pass: busy servers, lost connections."""
+    """A judge behind an OpenAI-compatible endpoint. The SDK retries transient errors, such as busy servers."""
 
     def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -88,7 +88,7 @@ class Endpoint(Judge):
                 f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
             ) from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise Refused(said(error)) from error  # most often, the question is too long
+            raise Refused(said(error)) from error  # most often because the question is too long
         return reply.text
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class Endpoint(Judge):
 
 
 class Sampled(Judge):
-    """A judge that an engine of the run samples: a model of its own, or the policy."""
+    """A judge sampled by one of the run's engines: a separate model, or the policy."""
 
     def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
         self._options = options
@@ -125,5 +125,5 @@ def judge_of(options: JudgeOptions, services: ScorerServices) -> Judge:
 
 
 def said(error: Exception) -> str:
-    """Returns the message of an error of the SDK in one line."""
+    """Returns the message of an SDK error as one line."""
     return " ".join(str(error).split())[:300]

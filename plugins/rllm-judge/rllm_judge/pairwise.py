@@ -1,4 +1,4 @@
-"""Scorer ``pairwise``: a judge compares the rollouts of a task in pairs; Bradley-Terry scores."""
+"""Scorer ``pairwise``: a judge compares the rollouts of a task in pairs, and Bradley-Terry strengths are the scores."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
 
 
 class Pairwise(JudgeScorer):
-    """A judge compares the rollouts of a task in pairs.
+    """Scores the rollouts of a task by letting a judge compare them in pairs.
 
-    A rollout's score is its strength by the model of Bradley and Terry (Biometrika 39, 1952), as the probability of
-    winning against an average rollout of the group, from 0 to 1. Each rollout also draws one game against an average
-    one, so that whoever wins or loses all games has a finite strength.
+    A rollout's score is its strength in the model of Bradley and Terry (Biometrika 39, 1952): its probability of
+    winning against an average rollout of the group, from 0 to 1. Each rollout also draws one virtual game against an
+    average one, so that a rollout that wins or loses all games has a finite strength.
 
     Parts of a score: ``comparisons``; ``agreement`` with two passes.
     """
@@ -70,7 +70,7 @@ class Pairwise(JudgeScorer):
         return result
 
     async def _compare(self, contents: Contents, pair: tuple[int, int]) -> list[float]:
-        """Returns the first rollout's share of the win in each pass that was answered: 1, 0, or 0.5 for a draw."""
+        """Returns the first rollout's share of the win in each answered pass: 1, 0, or 0.5 for a draw."""
         order = pair if random.Random(contents.seed_of(pair)).random() < 0.5 else pair[::-1]
         results = []
         for numbers in (order, order[::-1])[: self.options.passes]:
@@ -80,7 +80,7 @@ class Pairwise(JudgeScorer):
         return results
 
     async def _winner(self, contents: Contents, numbers: Sequence[int]) -> int | None:
-        """Returns the number of the better rollout, -1 for a draw, and None if the judge did not say."""
+        """Returns the number of the better rollout, -1 for a draw, or None if no reply could be read."""
         seed = contents.seed_of(numbers)
         names = [str(number) for number in numbers]
         if self.options.style == "compact":
@@ -100,7 +100,7 @@ class Pairwise(JudgeScorer):
 
 
 def pairs(contents: int, each: int, seed: int) -> list[tuple[int, int]]:
-    """Chooses the pairs to compare: all, or a ring in which each is compared with ``each`` others, or one more."""
+    """Chooses the pairs to compare: all, or a ring that compares each rollout with ``each`` others, or one more."""
     if contents - 1 <= each:
         return list(combinations(range(contents), 2))
     ring = list(range(contents))
@@ -114,15 +114,15 @@ def pairs(contents: int, each: int, seed: int) -> list[tuple[int, int]]:
 
 
 def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> dict[int, float]:
-    """Returns each one's probability of winning against an average one, from the results of its games.
+    """Returns each competitor's probability of winning against an average one, from the results of its games.
 
-    Maximizes the likelihood with the iteration of Hunter (Annals of Statistics 32, 2004, eq. 3), with a game drawn
-    against an average one. Whoever is not connected to the largest part of the games is left out: it could not be
-    compared with the others. One alone, without games, has 0.5.
+    Maximizes the likelihood with the iteration of Hunter (Annals of Statistics 32, 2004, eq. 3), counting one draw
+    against an average competitor. Competitors that no chain of games connects to the largest component are left out,
+    because nothing compares them with it. A single competitor without games gets 0.5.
 
     Args:
         contents: Number of competitors.
-        games: Results of each pair, as the share of the first one's win.
+        games: Results of each pair, as the first competitor's share of the win.
     """
     members = _largest_part(contents, games)
     if not members or (len(members) == 1 and contents > 1):
@@ -145,7 +145,7 @@ def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]
 
 
 def _largest_part(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> list[int]:
-    part = list(range(contents))  # representative of each one's part
+    part = list(range(contents))  # representative of each competitor's component
     for one, other in games:
         before, after = part[other], part[one]
         part = [after if value == before else value for value in part]

@@ -1,4 +1,4 @@
-"""Questions to a judge."""
+"""The questions that a judge is asked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ End with one JSON object:
 
 
 def scores_question(rubric: str, contents: Contents, ids: Mapping[str, str]) -> list[MessageLike]:
-    """Asks for the scores of some rollouts; ``ids`` has the number of each content by the id of this question."""
+    """Asks for the scores of some rollouts; ``ids`` maps the ids in this question to content numbers."""
     return _question(rubric, SCORES, contents, ids)
 
 
@@ -46,10 +46,10 @@ def winner_question(rubric: str, contents: Contents, ids: Mapping[str, str]) -> 
 
 
 def compact_question(contents: Contents, ids: Mapping[str, str]) -> list[MessageLike]:
-    """Asks a small model, which has learned the rubric, which of two rollouts is better.
+    """Asks a small model that has learned the rubric which of two rollouts is better.
 
-    A message of text is ``role: "text"``, and a rollout that is one such message only ``"text"``; others are JSON as in
-    the other questions.
+    A text message becomes ``role: "text"``, and a rollout that is a single text message becomes ``"text"``. Other
+    messages are JSON, as in the other questions.
     """
     told = [f"{one}: {_alone(contents.texts[int(number)])}" for one, number in ids.items()]
     return [{"role": "user", "content": "\n".join([*_briefly(contents.common), *told, "better?"])}]
@@ -62,7 +62,7 @@ def score_question(rubric: str, task: str, answer: str) -> list[MessageLike]:
 
 
 def _briefly(transcript: str) -> list[str]:
-    """Returns a line for each message of a transcript, or the transcript if some message is more than a text."""
+    """Returns one line per message of a transcript, or the transcript itself if some message is more than a text."""
     told = json.loads(transcript)
     if not isinstance(told, list) or not all(map(_is_text, told)):
         return [transcript]
@@ -70,7 +70,7 @@ def _briefly(transcript: str) -> list[str]:
 
 
 def _alone(transcript: str) -> str:
-    """Returns the text of a transcript that is a single message of text, as JSON; any other as it is."""
+    """Returns the text of a transcript that is a single text message, as JSON; returns other transcripts unchanged."""
     told = json.loads(transcript)
     is_alone = isinstance(told, list) and len(told) == 1 and _is_text(told[0])
     return as_json(told[0]["content"]) if is_alone else transcript

@@ -1,7 +1,7 @@
-"""Strict reading of a judge's reply: by id, whole, or not at all.
+"""Reads a judge's reply strictly: by id, and complete or not at all.
 
-A reply that is short, long, doubled or malformed is not repaired. Whoever matches such replies by position trains on
-somebody else's reward.
+Replies with missing, extra, duplicate or malformed scores are not repaired: matching such replies by position would
+train a rollout on the reward of another.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class Unreadable(ValueError):
-    """A reply does not say what was asked."""
+    """A reply does not contain what the question asked for."""
 
 
 @dataclass(frozen=True)
 class Graded:
-    """A score from 0 to 1, and why."""
+    """A score from 0 to 1, with its reason."""
 
     score: float
     reason: str = ""
@@ -68,17 +68,17 @@ def winner_in(reply: str, ids: Collection[str]) -> str | None:
 
 
 def score_in(reply: str) -> Graded:
-    """Returns what ``{"reason": "...", "score": 0.5}`` says.
+    """Returns the content of ``{"reason": "...", "score": 0.5}``.
 
     Raises:
-        Unreadable: If there is not exactly one such object, or its score is no number from 0 to 1.
+        Unreadable: If there is not exactly one such object, or its score is not a number from 0 to 1.
     """
     found = _only_object(reply, "score")
     return Graded(_number(found["score"], "the score"), _reason(found))
 
 
 def _number(score: Any, what: str) -> float:
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:  # nan is in no range
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:  # NaN fails the comparison
         raise Unreadable(f"{what}, {score!r:.40}, is no number from 0 to 1")
     return float(score)
 
@@ -89,7 +89,7 @@ def _reason(entry: dict[str, Any]) -> str:
 
 
 def _only_object(reply: str, key: str) -> dict[str, Any]:
-    """Returns the only JSON object of a reply that has a key; objects inside of others do not count."""
+    """Returns the only JSON object in a reply that has a certain key; objects nested in others do not count."""
     decoder, found, place = json.JSONDecoder(), [], reply.find("{")
     while place >= 0:
         try:
@@ -108,7 +108,7 @@ def _only_object(reply: str, key: str) -> dict[str, Any]:
 
 
 def _doubled(text: str, key: str) -> bool:
-    """Whether an object repeats a key, of which `json` would keep the last."""
+    """Whether an object repeats a key; `json` would keep the last value."""
     doubled = False
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

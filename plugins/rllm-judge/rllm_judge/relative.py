@@ -48,17 +48,17 @@ class Answer:
 
     @property
     def order_effect(self) -> float:
-        """Mean score of the first half of the places, minus that of the last half."""
+        """Mean score of the first half of the positions, minus that of the last half."""
         scores = [graded.score for graded in self.graded.values()]
         half = len(scores) // 2
         return fmean(scores[:half]) - fmean(scores[-half:]) if half else 0.0
 
 
 class Relative(JudgeScorer):
-    """A judge compares the rollouts of a task and scores each of them.
+    """Scores the rollouts of a task by letting a judge compare them.
 
-    The judge sees what the rollouts have in common once, then the rest of each under an id that is drawn for the
-    question, in an order that is drawn too. Rollouts with the same content are shown once and get the same score.
+    The judge sees the messages that all rollouts share once, then the rest of each rollout under an id that is drawn
+    for the question, in random order. Rollouts with the same content are shown once and get the same score.
 
     Parts of a score: ``reason``; ``agreement`` and ``order_effect`` with two passes.
     """
@@ -107,7 +107,7 @@ class Relative(JudgeScorer):
 
 
 def overlapping(order: Sequence[int], most: int) -> list[Sequence[int]]:
-    """Cuts an order into sets of at most ``most`` that share a quarter with their neighbor, and one at least."""
+    """Splits an order into sets of at most ``most`` that share a quarter, and at least one, with the next set."""
     if len(order) <= most:
         return [order]
     stride = most - max(most // 4, 1)
@@ -116,11 +116,11 @@ def overlapping(order: Sequence[int], most: int) -> list[Sequence[int]]:
 
 
 def aligned(answers: Sequence[Answer]) -> dict[int, float]:
-    """Brings the scores of sets that overlap to one scale.
+    """Brings the scores of overlapping sets to one scale.
 
-    A judge that sees another set uses another scale. A set is shifted by the mean difference of the scores of the
-    rollouts that it shares with the sets before it. Sets that share none with the largest connected part are left out:
-    their scores could not be compared.
+    A judge scores each set on a scale of its own. Each set is shifted by the mean difference between its scores and the
+    earlier ones of the rollouts that it shares with the sets before it. Sets not connected to the largest component are
+    left out, because their scores cannot be compared.
 
     Returns:
         ``{content number: score}``, from 0 to 1.
@@ -134,7 +134,7 @@ def aligned(answers: Sequence[Answer]) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     left = list(largest)
     while left:
-        # Some set of a connected part always shares a rollout with those that are placed.
+        # Some set of a connected component always shares a rollout with those already placed.
         answer = next((one for one in left if found.keys() & one.graded.keys()), left[0])
         left.remove(answer)
         shared = found.keys() & answer.graded.keys()
@@ -145,9 +145,9 @@ def aligned(answers: Sequence[Answer]) -> dict[int, float]:
 
 
 def agreement(first: Mapping[int, float], second: Mapping[int, float]) -> float | None:
-    """Returns the share of pairs that two passes rank alike; a tie in only one of them counts half.
+    """Returns the share of pairs that two passes rank alike; a tie in only one pass counts half.
 
-    None if no two rollouts have scores of both.
+    None if fewer than two rollouts have scores in both passes.
     """
     both = sorted(first.keys() & second.keys())
     votes = []

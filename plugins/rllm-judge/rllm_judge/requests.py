@@ -1,4 +1,4 @@
-"""Requests to an endpoint: each is counted, also one that the SDK repeats, and none may answer without end."""
+"""Requests to an endpoint: counts each, including the SDK's retries, and limits the size of replies."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _sent: ContextVar[list[Any] | None] = ContextVar("sent", default=None)
 
 
 class Flood(Exception):
-    """An endpoint answers with more than a reply can have."""
+    """An endpoint sent more than the size limit of a reply."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What an endpoint answered.
+    """The reply of an endpoint.
 
     Attributes:
-        text: Text of the model; empty if there is none, or it cannot be found.
-        usage: Prompt and completion tokens; None if the endpoint does not say.
+        text: Text of the model; empty if the reply has none, or it cannot be found.
+        usage: Prompt and completion tokens; None if the endpoint does not report them.
     """
 
     text: str
@@ -34,10 +34,10 @@ class Reply:
 
 
 async def reply_in(parts: AsyncIterator[bytes]) -> Reply:
-    """Reads the body of an answer.
+    """Reads the body of a reply.
 
     Raises:
-        Flood: If it has more than `MAX_REPLY_BYTES`.
+        Flood: If the body is larger than `MAX_REPLY_BYTES`.
     """
     body = bytearray()
     async for part in parts:
@@ -48,7 +48,7 @@ async def reply_in(parts: AsyncIterator[bytes]) -> Reply:
 
 
 def reply_of(body: bytes | bytearray) -> Reply:
-    """Returns what a complete body says; what is missing or has another form is left out."""
+    """Parses a complete body; leaves out fields that are missing or have another form."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -70,7 +70,7 @@ def _at(value: Any, *path: str | int) -> Any:
 
 @contextmanager
 def metered() -> Iterator[list[tuple[int, int]]]:
-    """Counts the requests sent in its body, as far as it does not put the usage of their answers into the list."""
+    """Counts the requests sent in the ``with`` body whose replies' token usage that body does not put into the list."""
     sent: list[Any] = []
     answered: list[tuple[int, int]] = []
     token = _sent.set(sent)
@@ -83,12 +83,12 @@ def metered() -> Iterator[list[tuple[int, int]]]:
 
 
 def note(request: Any) -> None:
-    """Notes a request, as a hook of a client."""
+    """Client hook that counts a request."""
     sent = _sent.get()
     if sent is not None:
         sent.append(request)
 
 
 async def note_async(request: Any) -> None:
-    """Notes a request, as a hook of an asynchronous client."""
+    """Client hook that counts a request, for asynchronous clients."""
     note(request)

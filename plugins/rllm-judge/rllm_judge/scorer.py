@@ -1,4 +1,4 @@
-"""What the scorers of this package share: options, the judge, and its questions."""
+"""The base class of this package's scorers: options, the judge, and its questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
 
 
 class JudgeScorer(GroupScorer):
-    """Base class of the scorers that ask a judge."""
+    """Base class of scorers that ask a judge."""
 
     options_model = JudgeOptions
     options: JudgeOptions
@@ -29,12 +29,12 @@ class JudgeScorer(GroupScorer):
         self._questions = Questions(judge_of(self.options, services), self.options)
 
     async def close(self) -> None:
-        """Closes them."""
+        """Closes the judge and its cache."""
         if self._questions is not None:
             await self._questions.close()
 
     @property
     def questions(self) -> Questions:
-        """Questions to the judge, from `open` to `close`."""
+        """Questions to the judge; available from `open` to `close`."""
         assert self._questions is not None, "open() was not called"
         return self._questions

@@ -1,6 +1,6 @@
 """rllm-local: backend ``local``, which trains and samples with torch in this process.
 
-Importing this module imports no torch: the classes of the provider records are loaded when selected.
+Importing this module does not import torch; the classes behind the provider records load when they are selected.
 """
 
 from rllm_core import hookimpl
@@ -15,7 +15,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def backends() -> list[BackendProvider]:
-    """The in-process backend."""
+    """Provides the in-process backend."""
     return [
         BackendProvider(
             name="local",
@@ -30,7 +30,7 @@ def backends() -> list[BackendProvider]:
 
 @hookimpl
 def rollout_engines() -> list[EngineProvider]:
-    """The backend's engine on its own, for evaluation or as a teacher."""
+    """Provides the backend's engine on its own, for evaluation or as a teacher."""
     return [
         EngineProvider(
             name="local",

@@ -30,7 +30,7 @@ KERNEL_TOKENS = range(32, 8193)
 
 
 class KernelAttention(torch.autograd.Function):
-    """The same as `BlockCausalAttention` with `rllm_local.kernels`, which keep no probabilities."""
+    """Computes the same as `BlockCausalAttention` with `rllm_local.kernels`, which keep no probabilities."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:

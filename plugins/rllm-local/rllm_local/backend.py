@@ -79,14 +79,14 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self.local.generation == "separated":
             self._sampling_worker = ThreadPoolExecutor(1, thread_name_prefix="rllm-local-sampling")
         self._settings_before: TorchSettings | None = None
-        # Saved with the weights, so that transformers can load a checkpoint.
+        # Saved next to the weights, so that transformers can load a checkpoint.
         self._tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None
         self._engine: LocalEngine | None = None
         self._reference_engine: tuple[LocalEngine, PreTrainedModel] | None = None
         self._images: ImageSource | None = None
         self._trainer: Trainer | None = None
         self._reference: Trainer | None = None
-        self._initial: Path | None = None  # weights of another run that this one starts from
+        self._initial: Path | None = None  # weights of another run, which this run starts from
         self._initial_adapters: list[torch.Tensor] = []
         self._batch_tokens = 0
 
@@ -136,12 +136,12 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         return preflight.estimated_memory(self.config, self.local, device_bytes)
 
     def model_path(self) -> str:
-        """Returns ``model.path``, or the starter model, which is made on first use."""
+        """Returns ``model.path``, or the folder of the starter model, which is created on first use."""
         return self.config.model.path or self._starter
 
     @cached_property
     def _starter(self) -> str:
-        """Starter model of the workflow, or the one that all workflows without conversations of their own share."""
+        """Returns the workflow's starter model, or the shared one if the workflow has no conversations."""
         seed, own = self.local.starter_seed, self.warm_start
         has_own = own is not None and own(random.Random(seed)) is not None
         return str(starter_model(seed, conversations=cast("Conversations", own) if has_own else None))
@@ -186,7 +186,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         )
 
     async def init_reference_engine(self) -> LocalEngine:
-        """See `BackendProtocol.init_reference_engine`; samples in the thread of the other one, from a second copy."""
+        """See `BackendProtocol.init_reference_engine`; samples in the same thread, from a second copy."""
         engine, _ = self._reference_engine = await self._in_worker(self._allocate_reference)
         return engine
 
@@ -235,8 +235,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         """See `BackendProtocol.compute_logprobs`.
 
         Weights change only in `update_policy`, so until then the proximal policy is the current one. The reference has
-        the initial weights: those of the model without adapters or with the initial ones, or of a second copy, which
-        is loaded on first use.
+        the initial weights: with LoRA, those of the model without adapters or with the initial ones; otherwise those of
+        a second copy, which is loaded on first use.
         """
         return await self._in_worker(self._logprobs, samples, policy)
 
@@ -317,10 +317,10 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self.local.lora is not None:
             self._initial_adapters = _copies(trainer)
         elif self.config.algorithm.kl.coefficient > 0:
-            self._reference = self._load_reference()  # at once: the other run may remove its checkpoint
+            self._reference = self._load_reference()  # load at once, because the other run may remove its checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """See `BackendProtocol.state_dict`; results differ in rounding with and without the kernels."""
+        """See `BackendProtocol.state_dict`; includes whether kernels are used, which changes rounding."""
         return {"step": self.step, "kernels": fast.is_installed()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -340,7 +340,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self._reference_engine is not None:
             self._reference_engine[0].close()
         if self._sampling_worker is not self._worker:
-            # The event loop's own pool may be blocked by workflow code that never ends.
+            # The event loop's own pool may be blocked by workflow code that never returns.
             closing = ThreadPoolExecutor(1)
             try:
                 end = partial(self._sampling_worker.shutdown, wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Keys and values of the fused decoder."""
+"""Key-value cache of the fused decoder."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rllm_local.memory import CACHE_STEP_POSITIONS, KEPT_BLOCK_BYTES
 
 
 class Cache:
-    """Keys and values of the sequences of a batch, with free positions after the used ones.
+    """Keys and values of a batch's sequences, with free positions after the used ones.
 
-    A small cache is one tensor and doubles when it is full, between two permanent blocks of memory: C libraries return
-    large blocks to the kernel, and faulting new ones in takes longer than filling them. A large one is a tensor each of
-    the keys and values of every layer. It grows by a few positions, one tensor at a time, so that only one of them
-    exists twice.
+    A small cache is one tensor. It doubles when it is full, alternating between two permanent blocks of memory: C
+    libraries return large blocks to the kernel, and faulting in new ones takes longer than filling them. A large cache
+    has one tensor each for the keys and the values of every layer. It grows by a few positions, one tensor at a time,
+    so that only one tensor exists twice.
 
-    Every row has a copy of its whole prompt. `rllm_local.engine` counts the prompt with every row, so the copies are
-    within the limit of the cache.
+    Every row has a copy of its whole prompt. `rllm_local.engine` counts the prompt once per row, so the copies fit
+    within the cache's limit.
 
     Args:
         layers: Number of layers.
-        heads: Key and value heads of a layer.
-        head_dim: Numbers of a head.
+        heads: Number of key and value heads per layer.
+        head_dim: Dimensions per head.
         dtype: Precision.
         device: Device.
-        block: Positions that are stored, and grow, together.
+        block: Number of positions that are stored, and grow, together.
 
     Attributes:
         keys: One tensor per layer, ``(rows, heads, positions, head_dim)``; with blocks, ``(rows, heads, blocks,
@@ -41,7 +41,7 @@ class Cache:
         self._layers, self._heads, self._head_dim, self._block = layers, heads, head_dim * block, block
         self._dtype, self._device = dtype, device
         self._blocks = [torch.empty(0), torch.empty(0)]
-        self._whole: torch.Tensor | None = None  # (2 * layers, rows, heads, positions, head_dim), if it is small
+        self._whole: torch.Tensor | None = None  # (2 * layers, rows, heads, positions, head_dim), if the cache is small
         self.keys: Sequence[torch.Tensor] = ()
         self.values: Sequence[torch.Tensor] = ()
 
@@ -51,7 +51,7 @@ class Cache:
         return self.keys[0].shape[2] * self._block
 
     def release(self) -> None:
-        """Releases a large cache, and the content of a small one."""
+        """Releases a large cache, or the content of a small one."""
         self._whole, self.keys, self.values = None, (), ()
 
     def allocate(self, rows: int, length: int) -> None:
@@ -60,7 +60,7 @@ class Cache:
         self._replace(rows, -(-length // self._block), lambda old, new: None)
 
     def select(self, rows: torch.Tensor, length: int) -> None:
-        """Replaces rows by ``rows``, which may repeat or be omitted, and keeps ``length`` positions."""
+        """Replaces the cache's rows by ``rows``, which may repeat or be omitted, and keeps ``length`` positions."""
         blocks = -(-length // self._block)
 
         def select(old: torch.Tensor, new: torch.Tensor) -> None:
@@ -74,7 +74,7 @@ class Cache:
         self._replace(len(self.keys[0]), blocks, lambda old, new: new[..., :blocks, :].copy_(old))
 
     def _replace(self, rows: int, blocks: int, fill: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-        """Replaces the cache, if there is one; ``fill`` copies an old tensor to a new one."""
+        """Replaces the cache's tensors, if there are any; ``fill`` copies an old tensor to a new one."""
         count = 2 * self._layers
         doubled = (rows, self._heads, blocks + max(16 // self._block, blocks), self._head_dim)
         old_whole, old = self._whole, [*self.keys, *self.values]
@@ -98,7 +98,7 @@ class Cache:
         self.keys, self.values = new[: self._layers], new[self._layers :]
 
     def _kept(self, numbers: int) -> torch.Tensor:
-        """Returns memory of the block that is not in use."""
+        """Returns memory from the permanent block that is not in use."""
         block = self._blocks.pop(0)
         if len(block) < numbers:
             block = torch.empty(numbers * 5 // 4, device=self._device, dtype=self._dtype)

@@ -63,7 +63,7 @@ def load_weights(directory: Path, model: PreTrainedModel, parameters: dict[str, 
     """Restores only the weights, or adapters, of a checkpoint.
 
     Raises:
-        RunError: If they belong to another model.
+        RunError: If the weights belong to another model.
     """
     own = _weights(directory, model, parameters)
     with torch.no_grad():
@@ -83,17 +83,17 @@ def check_adapters(
     lora: LoRAConfig | None,
     base: str,
 ) -> None:
-    """Checks that the adapters of another run, or their absence, are those that this run trains.
+    """Checks that another run's adapters, or their absence, match those that this run trains.
 
     Args:
         directory: Checkpoint of the other run.
         model: Model of this run.
-        parameters: Its trained parameters.
-        lora: Its adapters, or None if it trains all weights.
-        base: Folder or Hugging Face ID that it is from.
+        parameters: Trained parameters of the model.
+        lora: Adapters of this run, or None if it trains all weights.
+        base: Folder or Hugging Face model ID from which the model was loaded.
 
     Raises:
-        ConfigError: If they are not.
+        ConfigError: If the adapters do not match.
     """
     file = directory / "adapter_config.json"
     saved: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -116,14 +116,14 @@ def check_adapters(
 
 
 def check_vocabulary(directory: Path, starter: str) -> None:
-    """Checks that a checkpoint is of a starter model with the same tokens; each workflow may have its own.
+    """Checks that a checkpoint's starter model has the same vocabulary; workflows may have their own starter models.
 
     Args:
         directory: The checkpoint.
         starter: Folder of the starter model of this run.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If the vocabularies differ.
     """
     theirs, ours = (json.loads((folder / "tokenizer.json").read_text()) for folder in (directory, Path(starter)))
     if theirs["model"]["vocab"] != ours["model"]["vocab"]:
@@ -134,7 +134,7 @@ def check_vocabulary(directory: Path, starter: str) -> None:
 
 
 def _modules(names: Collection[str]) -> str:
-    """Returns the kinds of modules that have adapters, and the number of all modules."""
+    """Returns the kinds of modules with adapters, and the total number of modules."""
     modules = {name.partition(".lora_")[0] for name in names}
     return f"{len(modules)} modules ({', '.join(sorted({name.rpartition('.')[2] for name in modules}))})"
 

@@ -1,7 +1,7 @@
 """Forward passes of the sampler: their protocol, and transformers' own. `rllm_local.fused` has a faster one.
 
-All prefill a left-padded batch of prompts, then read one token per row and step. The key-value cache can be indexed
-by row, so that a group shares its prompt and finished rows leave the batch.
+All decoders prefill a left-padded batch of prompts, then read one token per row and step. The key-value cache can be
+indexed by row, so that a group shares its prompt and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TransformersDecoder:
         shared: Whether to decode with ``model`` itself. Otherwise the decoder keeps a copy, so that training can
             continue while older weights are sampled from.
         images: Source of images; None for text only.
-        autocast_dtype: Precision of the forward passes in training; None for that of the weights.
+        autocast_dtype: Precision of the forward passes in training; None for the precision of the weights.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Turns logits and uniform numbers into tokens: inverts the cumulative distribution, after top-k and top-p.
 
-A small vocabulary takes the plain path: a cumulative sum of the row in float64, and a sort for top-k and top-p. In a
-large one, both would take longer than the logits themselves, so:
+A small vocabulary takes the plain path: a cumulative sum of each row in float64, and a sort for top-k and top-p. With a
+large vocabulary, both would take longer than the logits themselves, so:
 
 * The sum has two levels. Sums of blocks decide on a block, and the numbers within it on a token. Only the first level
   is rounded to float32, so the token is another one than of an exact sum only where the drawn number is closer to the
@@ -21,8 +21,8 @@ from rllm_local.memory import LARGE_VOCABULARY
 
 BLOCK_TOKENS = 512
 BLOCK_ROUNDING = 1e-6
-DIGITS = 2**16  # of a half of a float32 number
-TRUNCATED_LOGITS = 2**18  # at once; more would leave the caches of a CPU
+DIGITS = 2**16  # per half of a float32 number
+TRUNCATED_LOGITS = 2**18  # at once; more would exceed the caches of a CPU
 GPU_TRUNCATED_LOGITS = 2**25
 
 
@@ -81,7 +81,7 @@ class Rows:
         return torch.zeros_like(ranked).scatter(1, order, ranked)
 
     def _sample_in_blocks(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Does the same in the memory of the logits, which become weights: exponentials below the largest one."""
+        """Samples in the memory of the logits, which become weights: exponentials relative to the largest one."""
         if self.temperature is not None:
             logits.div_(self.temperature)
         if self.greedy is not None:
@@ -110,7 +110,7 @@ class Rows:
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of all blocks of a row, of which the last one may be shorter, ``(rows, blocks)``."""
+    """Returns the sum of every block of a row, where the last block may be shorter, ``(rows, blocks)``."""
     whole = weights.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
     sums = weights[:, :whole].view(len(weights), -1, BLOCK_TOKENS).sum(-1)
     if whole == weights.shape[1]:
@@ -129,14 +129,14 @@ def _token_in_blocks(weights: torch.Tensor, sums: torch.Tensor, uniform: torch.T
     columns.clamp_(max=weights.shape[1] - 1)
     within = weights.gather(1, columns.flatten(1)).view(columns.shape) * inside
     reached = within.cumsum(-1, dtype=torch.float64)
-    # Cumulative sums of a GPU are not added one by one, so the share may be 1.
+    # A GPU does not add cumulative sums one number at a time, so the share may reach 1.
     place = torch.searchsorted(reached, (share[:, :, None] * reached[:, :, -1:]), right=True)[:, :, 0]
     last = torch.searchsorted(reached, reached[:, :, -1:].contiguous(), right=False)[:, :, 0]
     return columns.gather(2, torch.minimum(place, last)[:, :, None])[:, :, 0]
 
 
 def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor, most_k: int) -> None:
-    """Sets all weights but the ``top_k`` largest of each row, ``(rows, 1)``, to zero; infinite keeps all."""
+    """Sets all weights except the ``top_k`` largest of each row, ``(rows, 1)``, to zero; infinity keeps all."""
     most = min(most_k, weights.shape[1])
     ranked = weights.topk(most, -1).values
     lowest = ranked.gather(1, top_k.clamp(max=most).long() - 1).masked_fill_(top_k >= weights.shape[1], 0.0)
@@ -146,8 +146,8 @@ def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor, most_k: int) -> None
 def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
     """Sets all weights but the largest ones to zero, as long as larger ones sum to less than ``top_p`` of their row.
 
-    The digits of float32 numbers that are not negative have the order of the numbers. The first half of them decides
-    on a bucket, and the second half on the lowest weight to keep.
+    The bit patterns of non-negative float32 numbers have the same order as the numbers. Their first half selects a
+    bucket, and the second half selects the lowest weight to keep.
 
     Args:
         weights: ``(rows, vocabulary)``, at least 0.
@@ -163,7 +163,7 @@ def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
 
 
 def _drop(weights: torch.Tensor, lowest: torch.Tensor, count: torch.Tensor) -> None:
-    """Sets to zero what is below the lowest weight, or equal to it and not among the first ``count``."""
+    """Sets weights to zero if they are below the lowest, or equal to it but not among the first ``count``."""
     is_lowest = weights == lowest
     is_late = is_lowest.cumsum(-1, dtype=torch.int32) > count
     weights.masked_fill_((weights < lowest).logical_or_(is_late.logical_and_(is_lowest)), 0.0)
@@ -176,7 +176,7 @@ def _lowest_kept(
 
     Args:
         digits: ``(rows, vocabulary)``.
-        measure: What to sum, ``(rows, vocabulary)``.
+        measure: Numbers to sum, ``(rows, vocabulary)``.
         above: Sum above all of these digits, ``(rows, 1)``.
         limit: ``(rows, 1)``.
     """

@@ -1,4 +1,4 @@
-"""The rollout engine: batches requests of an event loop for the worker thread."""
+"""The rollout engine: batches requests from the event loop for the worker thread."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Waiting:
 
     @property
     def positions(self) -> int:
-        """Positions of each row in the cache; a scored sequence keeps none."""
+        """Positions that each row takes in the cache; a scored sequence keeps none."""
         if isinstance(self.request, Scoring):
             return 0
         return len(self.request.prompt_ids) + self.request.params.max_response_tokens
@@ -67,7 +67,7 @@ class LocalEngine(RolloutEngine):
         parser: Parser that produces the prompts.
         executor: Executor with one worker thread, which runs every batch.
         device: Device of the decoder.
-        vocabulary_size: Number of ids; every id must be smaller.
+        vocabulary_size: Upper bound of token ids, exclusive.
         max_model_tokens: Maximum length of prompt plus completion.
         max_batch_rows: Maximum sequences sampled concurrently.
         takes_media: Whether prompts may contain images of ``parser``.
@@ -104,13 +104,13 @@ class LocalEngine(RolloutEngine):
         self._max_cache_positions = max_cache_positions
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and not takes_turns:
-            # On the stream of training, each token would wait for the queued kernels of a whole pass.
+            # In the training stream, each token would wait for the queued kernels of a whole pass.
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(device))  # for the weights of the decoder
+            self._stream.wait_stream(torch.cuda.current_stream(device))  # for the decoder's weights
         self._waiting: list[_Waiting] = []
         self._is_busy = False
         self._is_closed = False
-        self._version = self.weight_version  # Of the weights in the decoder; the next batch uses `weight_version`.
+        self._version = self.weight_version  # version of the decoder's weights; the next batch uses `weight_version`
         self._loaded: tuple[Any, int] | None = None
         self._lock = Lock()
 
@@ -187,7 +187,7 @@ class LocalEngine(RolloutEngine):
         return token_ids(ids), media
 
     def _most_rows(self, positions: int) -> int:
-        """Returns how many sequences of a length fit in a batch."""
+        """Returns the maximum number of sequences of a length that fit in a batch."""
         if self._max_cache_positions is None or not positions:
             return self._max_batch_rows
         return max(1, min(self._max_batch_rows, self._max_cache_positions // (positions + CACHE_STEP_POSITIONS)))
@@ -240,7 +240,7 @@ class LocalEngine(RolloutEngine):
         with self._lock:
             loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            # Memory of other streams is free as soon as nothing refers to it, even if this stream still reads it.
+            # Memory of other streams is reused once nothing refers to it, even while this stream still reads it.
             if self._stream is not None:
                 self._stream.synchronize()
             weights, self._version = loaded
@@ -276,14 +276,14 @@ class LocalEngine(RolloutEngine):
     def load_weights(self, model: PreTrainedModel, version: int) -> None:
         """Loads the current weights of ``model`` for the next batch.
 
-        The calling thread copies the weights; ``model`` must not change meanwhile. A running batch is not waited for.
-        No more sets of weights exist meanwhile than after it.
+        The calling thread copies the weights, so ``model`` must not change meanwhile. It does not wait for a running
+        batch. While it runs, no more sets of weights exist than after it.
         """
-        if self._takes_turns:  # so no batch is running
+        if self._takes_turns:  # no batch can be running
             self._loaded, self.weight_version = (self._decoder.copied(model, self._decoder.weights), version), version
             return
         with self._lock:
-            if self._loaded is not None:  # no batch began since; the next one waits here
+            if self._loaded is not None:  # no batch has started since; the next one waits here
                 self._publish(self._decoder.copied(model, self._loaded[0]), version)
                 return
         weights = self._decoder.copied(model)
@@ -291,7 +291,7 @@ class LocalEngine(RolloutEngine):
             self._publish(weights, version)
 
     def _publish(self, weights: Any, version: int) -> None:
-        if self._stream is not None:  # which must not read what the stream of training has yet to write
+        if self._stream is not None:  # it must not read what the training stream has yet to write
             torch.cuda.current_stream(self._device).synchronize()
         self._loaded, self.weight_version = (weights, version), version
 

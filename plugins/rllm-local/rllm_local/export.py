@@ -1,4 +1,4 @@
-"""Export of a checkpoint: everything in it but the optimizer state."""
+"""Exports a checkpoint: everything in it except the optimizer state."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def export(checkpoint: Path, config: RunConfig, target: Path) -> None:
 def _base_model(config: RunConfig, trained: str | None) -> str:
     local: LocalConfig = config.plugins.get("local") or LocalConfig()
     path = config.model.path or _starter(local.starter_seed, trained)
-    # A relative path would be relative to the folder of whoever loads the adapters.
+    # A relative path would be resolved in the folder of whoever loads the adapters.
     return str(Path(path).resolve()) if Path(path).is_dir() else path
 
 
 def _starter(seed: int, trained: str | None) -> str:
-    """Returns the starter model that was trained: its folder is named after its recipe, which may be a workflow's."""
+    """Returns the folder of the starter model that was trained; its name comes from its recipe."""
     if trained and Path(trained).is_dir():
         return trained
     if trained and Path(trained).name != shared_folder(seed).name:

@@ -21,14 +21,14 @@ def is_installed() -> bool:
 
 
 def loaded() -> Any:
-    """Returns `rllm_local.kernels`; compiles them on the first use of a machine."""
+    """Returns `rllm_local.kernels`, which are compiled on first use on a machine."""
     return importlib.import_module("rllm_local.kernels")
 
 
 def fits(numbers: torch.Tensor) -> bool:
-    """Returns whether kernels compute attention of tensors like this, ``(..., head_dim)``, in this thread.
+    """Returns whether the kernels can compute attention for such a tensor, ``(..., head_dim)``, in this thread.
 
-    They run on one core, so with more threads the products of torch are faster.
+    They run on one core, so with more threads torch's own products are faster.
     """
     return (
         is_installed()

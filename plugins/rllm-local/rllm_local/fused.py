@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 FUSED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 FUSED_TOLERANCE = 1e-4
-# Of log-probabilities, as a share of the standard deviation of the logits: rounding is relative.
+# For log-probabilities, as a share of the logits' standard deviation: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
-# For this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
+# With this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
 TRANSPOSED_ROWS, TRANSPOSED_TOKENS = 16, 4096
 
 
@@ -46,18 +46,18 @@ class _Weights(NamedTuple):
 
     embedding: torch.Tensor
     head: torch.Tensor
-    head_gain: torch.Tensor | None  # if it is not folded into the head
+    head_gain: torch.Tensor | None  # None if it is folded into the head
     layers: list[_Layer]
 
 
 class FusedDecoder:
     """Decodes dense Llama, Qwen2 and Qwen3 models with few, large operations on a snapshot of their weights.
 
-    One product computes q, k and v, another one gate and up. Gains of norms and the attention scale are folded into the
-    weights that follow them. The two halves that rotary embeddings pair are interleaved, so that rotating queries and
-    keys is one complex product. Adapters are merged.
+    One product computes q, k and v, and another computes gate and up. Gains of norms and the attention scale are folded
+    into the weights that follow them. The two halves that rotary embeddings pair are interleaved, so that rotating
+    queries and keys is one complex product. Adapters are merged.
 
-    In bfloat16, sums over layers and scores of attention have the precision that they have in training.
+    In bfloat16, sums over layers and attention scores have the same precision as in training.
 
     Args:
         model: Model in training.
@@ -120,7 +120,7 @@ class FusedDecoder:
 
     @torch.no_grad()
     def copied(self, model: PreTrainedModel, into: _Weights | None = None) -> _Weights:
-        """See `Decoder`. Each layer replaces its former self, so two sets of layers never exist."""
+        """See `Decoder`. Each layer replaces its predecessor, so two full sets of layers never exist."""
         decoder, module = _inner(model), _head(model)
         merged, gain, head_gain = _weight(module), decoder.norm.weight, None
         embedding = self._held(decoder.embed_tokens.weight, into and into.embedding, decoder.embed_tokens.weight.dtype)
@@ -140,7 +140,7 @@ class FusedDecoder:
         return _Weights(embedding, head, head_gain, layers)
 
     def _held(self, weight: torch.Tensor, old: torch.Tensor | None, read_as: torch.dtype) -> torch.Tensor:
-        """Returns a weight itself if it cannot change while this decoder reads it, and a copy otherwise."""
+        """Returns the weight itself if it cannot change while this decoder reads it, else a copy."""
         if weight.dtype == read_as and (self._shares_weights or not weight.requires_grad):
             return weight.detach()
         return weight.detach().to(self._dtype, copy=True) if old is None else old.copy_(weight)
@@ -348,7 +348,7 @@ class FusedDecoder:
         return normalised.to(self._dtype)
 
     def _logits_into(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Does the same in memory that exists already: new memory takes as long to fault in as to fill."""
+        """Computes logits in existing memory, because faulting in new memory takes as long as filling it."""
         inputs = self._head_inputs(x)
         if self._dtype != torch.float32:
             return logits.copy_(F.linear(inputs, self._head))

@@ -1,7 +1,7 @@
-"""The output head in training: from hidden states to log-probabilities and entropies of sampled tokens.
+"""The output head in training: computes log-probabilities and entropies of sampled tokens from hidden states.
 
-The logits of a pass with a real vocabulary are larger than the rest of a small model. So they exist for one chunk of
-nodes at a time, and are computed again in the backward pass. A pass that fits in one chunk keeps its logits instead.
+With a real vocabulary, the logits of a pass are larger than the rest of a small model. They therefore exist for one
+chunk of nodes at a time, and are recomputed in the backward pass. A pass that fits in one chunk keeps its logits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from rllm_local.memory import chunk_nodes
 
-ADDED_TOKENS = 2**14  # of a gradient in bfloat16, which exists before it is added to one in float32
+ADDED_TOKENS = 2**14  # rows of the bfloat16 product that exist before they are added to the float32 gradient
 
 
 class Chunk(NamedTuple):
@@ -32,8 +32,8 @@ class Head:
 
     Args:
         model: Causal LM.
-        temperature: Temperature of sampling, which divides the logits.
-        autocast_dtype: Precision of the forward passes; None for that of the weights.
+        temperature: Sampling temperature, which divides the logits.
+        autocast_dtype: Precision of the forward passes; None for the precision of the weights.
 
     Attributes:
         takes_hidden_states: Whether `numbers` can compute logits from the decoder's last hidden states. Otherwise, the
@@ -108,7 +108,7 @@ class Head:
         return self.numbers_of_logits(logits, node_of_token, targets, entropy=entropy)
 
     def _raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns what the model makes of hidden states; some models scale or cap what their head gives."""
+        """Returns the model's logits for hidden states; some models scale or cap the output of their head."""
         logits: torch.Tensor
         if self._is_bare:
             logits = self._module(hidden)
@@ -121,7 +121,7 @@ class Head:
 
 @contextmanager
 def _decoder_that_returns(decoder: Any, hidden: torch.Tensor) -> Iterator[None]:
-    """Replaces the forward pass of a decoder by its result, so that its model only computes logits."""
+    """Replaces a decoder's forward pass by its result, so that the model only computes logits."""
     decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)
     try:
         yield
@@ -143,8 +143,8 @@ def _chunks(node_of_token: torch.Tensor, nodes: int, most: int) -> list[Chunk]:
 class _ChunkedHead(torch.autograd.Function):
     """Log-probabilities and entropies with the logits of one chunk at a time.
 
-    The gradient of the weight goes straight into its ``grad``, which a tied embedding shares: one matrix of the size of
-    the weight less in memory, and no addition of two such matrices.
+    The gradient of the weight is added directly to its ``grad``, which a tied embedding shares. This saves one matrix
+    of the weight's size, and the addition of two such matrices.
     """
 
     @staticmethod
@@ -181,7 +181,7 @@ class _ChunkedHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_logprobs: torch.Tensor, of_entropies: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Returns the gradient of the hidden states, and that of the weight if it has no ``grad`` to add to."""
+        """Returns the gradient of the hidden states, and the weight's gradient if it has no ``grad`` to add to."""
         inputs, matrix, node_of_token, targets, normalizers, entropies = ctx.saved_tensors
         of_hidden = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
         of_weight, added = None, ctx.weight.grad if ctx.needs_input_grad[1] else None
@@ -211,20 +211,20 @@ class _ChunkedHead(torch.autograd.Function):
                 added.addmm_(narrow.t(), inputs[start:end])
             elif added is not None:
                 _add_product(added, narrow, inputs[start:end])
-            del narrow  # before the next chunk needs its memory
+            del narrow  # free it before the next chunk needs its memory
         if of_hidden is not None:
             of_hidden = of_hidden.to(ctx.hidden_dtype)
         return of_hidden, of_weight, None, None, None, None, None, None
 
 
 def _add_product(added: torch.Tensor, of_logits: torch.Tensor, inputs: torch.Tensor) -> None:
-    """Adds the gradient of a weight in bfloat16 to one in float32, in parts of the product."""
+    """Adds the bfloat16 gradient of a weight to a float32 one, one part of the product at a time."""
     for part, columns in zip(torch.split(added, ADDED_TOKENS), torch.split(of_logits, ADDED_TOKENS, 1), strict=True):
         part.add_(torch.mm(columns.t(), inputs))
 
 
 def _buffers(chunks: list[Chunk], matrix: torch.Tensor) -> torch.Tensor:
-    """Returns memory for all chunks: new blocks for each chunk would have to be faulted in. Unused memory is free."""
+    """Returns memory for all chunks, because faulting in new blocks per chunk takes time. Unused memory is free."""
     return torch.empty(2, chunks[0].end, len(matrix), device=matrix.device)
 
 

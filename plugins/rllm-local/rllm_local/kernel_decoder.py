@@ -1,4 +1,4 @@
-"""The forward pass of the sampler with attention of the extra ``rllm-local[fast]``."""
+"""The forward pass of the sampler, with attention from extra ``rllm-local[fast]``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class KernelDecoder(FusedDecoder):
-    """Decodes with `rllm_local.kernels`; keys are in blocks of 16 positions, ``(head_dim, 16)``."""
+    """Decodes with `rllm_local.kernels`; stores keys in blocks of 16 positions, ``(head_dim, 16)``."""
 
     title: ClassVar[str] = "fused decoder with the kernels of rllm-local[fast]"
 
     @staticmethod
     def supports(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> bool:
-        """Returns whether the kernels are installed and fit the model and the precision of its products."""
+        """Returns whether the kernels are installed, and support the model and the precision of its products."""
         config: Any = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         probe = torch.empty(0, head_dim, dtype=dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""Memory that a run of backend ``local`` needs, by arithmetic. Imports no torch."""
+"""Calculates the memory that a run of backend ``local`` needs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from rllm_core.memory.transformer import BFLOAT16, BYTES, FLOAT32, Compute, Tran
 from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
-FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # that `rllm_local.fused.FusedDecoder` knows
-FOLDED_HEAD_NUMBERS = 2**22  # Its larger heads are shared or copied as they are.
+FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # supported by `rllm_local.fused.FusedDecoder`
+FOLDED_HEAD_NUMBERS = 2**22  # larger heads are shared or copied unchanged
 GPU_BATCH_TOKENS = 8192
-CPU_BATCH_TOKENS = 4096  # Larger batches exceed the caches: a small model takes 10 % longer with 8192.
+CPU_BATCH_TOKENS = 4096  # larger batches exceed the caches: a small model takes 10 % longer with 8192
 BATCH_TOKENS_STEP = 256
-# Logits that training holds at once. More in a chunk are not faster: their memory leaves the caches of a CPU. A GPU
-# adds to the gradient of the whole head after each chunk, so few chunks are better.
+# Logits that training holds at once. On a CPU, more logits per chunk are not faster, because they exceed the caches. A
+# GPU adds to the gradient of the whole head after each chunk, so few chunks are better.
 CPU_CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**24, 2**27
 # Float32 numbers per logit that exist at once, see `rllm_local.head`. If all logits fit in one chunk: log_softmax and
-# its two gradients; for entropies also the probabilities and their products. Otherwise, the logits of a chunk and their
-# exponentials; under autocast also the bfloat16 numbers that they come from.
+# its two gradients; for entropies also the probabilities and their products. Otherwise: a chunk's logits and their
+# exponentials; under autocast also the bfloat16 numbers that they are computed from.
 TRAINING_LOGITS, ENTROPY_LOGITS, CHUNKED_LOGITS = 3, 5, 2
-# Logits and probabilities in float32, and their sums in float64: see `rllm_local.drawing`. With a large vocabulary, all
-# happens in the memory of the logits.
+# Logits and probabilities in float32, and their sums in float64: see `rllm_local.drawing`. With a large vocabulary,
+# sampling reuses the memory of the logits.
 LARGE_VOCABULARY = 2**14
 SAMPLING_BYTES_PER_LOGIT = 2 * FLOAT32 + 8
-# The fused decoder grows a cache by these positions, one tensor at a time. One that still fits in a kept block doubles
-# instead, between two such blocks; see `rllm_local.cache`.
+# The fused decoder grows a cache by this many positions, one tensor at a time. A cache that fits in a permanent block
+# doubles instead, between two such blocks; see `rllm_local.cache`.
 CACHE_STEP_POSITIONS = 128
 KEPT_BLOCK_BYTES = 64 * 2**20
 SMALL_CACHE_COPIES = 3
-CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and the kernels that are loaded
+CUDA_CONTEXT_BYTES = 10**9  # CUDA's context, cuBLAS and loaded kernels
 
 TRAINING_ADVICE = (
     "lower local.max_batch_tokens, set local.gradient_checkpointing = 'on' or local.dtype = 'bfloat16', or train "
@@ -45,7 +45,7 @@ def chunk_nodes(vocabulary: int, *, on_gpu: bool) -> int:
 
 
 def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
-    """Returns the largest cache of a batch, including copies; None for any.
+    """Returns the maximum size of a batch's cache, including copies; None for no limit.
 
     Args:
         local: Section ``[local]``.
@@ -57,15 +57,15 @@ def max_cache_bytes(local: LocalConfig, gpu_bytes: int | None) -> int | None:
 
 
 def cache_copies(layers: int) -> float:
-    """Returns the copies of a cache that grows by one tensor at a time: the keys or values of one layer exist twice."""
+    """Returns the copies of a cache that grows one tensor at a time: the keys or values of one layer exist twice."""
     return 1 + 1 / (2 * layers)
 
 
 def max_cache_positions(most_bytes: int, position_bytes: int, layers: int) -> int:
-    """Returns how many positions of all sequences, free ones too, a cache may have.
+    """Returns the maximum number of positions in a cache, over all sequences and including free ones.
 
     Args:
-        most_bytes: Largest cache, including copies.
+        most_bytes: Maximum size of the cache, including copies.
         position_bytes: Keys and values of one position in all layers.
         layers: Number of layers.
     """
@@ -74,13 +74,13 @@ def max_cache_positions(most_bytes: int, position_bytes: int, layers: int) -> in
 
 
 def most_batch_tokens(local: LocalConfig, *, on_gpu: bool) -> int:
-    """Returns the positions per forward-backward pass that a run wants."""
+    """Returns the number of positions per forward-backward pass, if memory allows."""
     most = local.max_batch_tokens or GPU_BATCH_TOKENS
     return most if on_gpu else min(most, CPU_BATCH_TOKENS)
 
 
 def lowered(tokens: int) -> str:
-    """Returns the line about a default that memory has lowered."""
+    """Returns the note that limited memory has lowered a default."""
     return f"local.max_batch_tokens = {tokens}, because training with more does not fit in memory"
 
 
@@ -94,9 +94,10 @@ def fitting_batch_tokens(
     capacity: int,
     free: int,
 ) -> int:
-    """Returns the positions per pass: ``local.max_batch_tokens``, or without it the most with which training fits.
+    """Returns the positions per pass: ``local.max_batch_tokens``, or otherwise the maximum with which training fits.
 
-    Takes the arguments of `estimate`. If nothing fits, returns the fewest, which `estimate` then shows not to fit.
+    Takes the arguments of `estimate`. If nothing fits, returns the minimum, and `estimate` then reports that it does
+    not fit.
     """
     most = most_batch_tokens(local, on_gpu=on_gpu)
     if local.max_batch_tokens:
@@ -119,16 +120,16 @@ def estimate(
     capacity: int,
     free: int | None = None,
 ) -> MemoryEstimate:
-    """Returns the memory of a run's one device.
+    """Returns the memory that a run needs on its only device.
 
     Args:
         config: Run file.
-        local: Its section ``[local]``.
+        local: Section ``[local]`` of the run file.
         shape: Shape of the model.
         model_type: Architecture, as in ``config.json``.
         on_gpu: Whether the device is a GPU.
         capacity: Memory of the device in bytes.
-        free: What other processes leave of it; None for all of it.
+        free: Part of it not used by other processes; None for all of it.
     """
     free = capacity if free is None else free
     tokens = fitting_batch_tokens(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free)
@@ -163,7 +164,7 @@ Parts = list[tuple[str, int]]
 
 
 def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:
-    """What is allocated for the whole run. Trained weights are float32, frozen ones have ``local.dtype``."""
+    """Returns the parts allocated for the whole run. Trained weights are float32, frozen ones have ``local.dtype``."""
     weights, trained = FLOAT32 * shape.parameters, shape.parameters
     if local.lora is not None:
         trained = shape.adapter_parameters(local.lora.rank)
@@ -179,25 +180,25 @@ def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, mode
 
 
 def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
-    """One set of weights in the form that the decoder of `rllm_local.model.make_decoder` reads."""
+    """Returns the size of one set of weights, in the form read by the decoder of `rllm_local.model.make_decoder`."""
     shares_weights = local.generation == "colocated" and config.training.trigger_parameter_sync_step == 1
     if model_type not in FUSED_MODEL_TYPES:
         return 0 if shares_weights else FLOAT32 * shape.parameters
     size, matrix = BYTES[local.dtype], shape.vocabulary * shape.hidden
-    is_fixed = shares_weights or local.lora is not None  # while the decoder reads embedding and head
+    is_fixed = shares_weights or local.lora is not None  # embedding and head cannot change while the decoder reads them
     has_dtype = local.lora is not None or local.dtype == "float32"
     matrices = 0 if is_fixed else 1
     if matrix <= FOLDED_HEAD_NUMBERS:
-        matrices += 1  # the head has the gains of the last norm
+        matrices += 1  # the head includes the gains of the last norm
     elif not (is_fixed and has_dtype) and (is_fixed or not shape.tied):
         matrices += 1
     return size * (shape.layers * shape.layer_parameters + matrices * matrix)
 
 
 def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> int:
-    """What a sync allocates: the next set of weights, or one layer at a time if nothing is sampled meanwhile.
+    """Returns the memory of a weight sync: the next set of weights, or one layer if nothing is sampled meanwhile.
 
-    A layer is joined and multiplied by the gains of norms in float32: twice the size of gate and up.
+    Joining a layer and multiplying it by the gains of norms takes, in float32, twice the size of gate and up.
     """
     if local.generation == "separated":
         return _copy_bytes(config, local, shape, model_type)
@@ -207,7 +208,7 @@ def _published_bytes(config: RunConfig, local: LocalConfig, shape: TransformerSh
 
 
 def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *, on_gpu: bool) -> Parts:
-    """One forward-backward pass, with the gradient of the largest weight before it is added."""
+    """Returns the parts of one forward-backward pass, with the gradient of the largest weight before it is added."""
     tokens = max(local.max_batch_tokens, config.rollout.max_response_tokens)
     steps = config.training.steps
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
@@ -249,10 +250,10 @@ def _sampling(
 
 
 def advice(error: BaseException, *, training: bool) -> str | None:
-    """Returns what to change after torch could not allocate memory; None if that is not the error.
+    """Returns advice after torch failed to allocate memory; None for any other error.
 
     Args:
-        error: Error of torch. On the CPU, it is a RuntimeError of torch's allocator.
+        error: Torch's error. On the CPU, its allocator raises a RuntimeError.
         training: Whether training failed, rather than sampling.
     """
     text = str(error)

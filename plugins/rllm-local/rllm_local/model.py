@@ -50,7 +50,7 @@ class TorchSettings:
 
 
 def runs_on_gpu(config: LocalConfig) -> bool:
-    """Returns whether a run uses a GPU, or would if there were one."""
+    """Returns whether a run uses a GPU, or would use one if the machine had one."""
     return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
 
 
@@ -61,7 +61,7 @@ def compute_dtype(config: LocalConfig) -> torch.dtype:
 
 
 def autocast_dtype(config: LocalConfig) -> torch.dtype | None:
-    """Returns the precision of torch's autocast; None if the forward passes have that of the trained weights."""
+    """Returns the precision of torch's autocast; None if forward passes have the precision of the trained weights."""
     dtype = compute_dtype(config)
     return dtype if dtype == torch.bfloat16 else None
 
@@ -141,8 +141,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     """Returns threads and matmul precision for a model.
 
-    Small models run on one thread: their operations are too short to share, and a second thread that waits for a busy
-    core slows them down. Concurrent workers divide the threads.
+    Small models run on one thread: their operations are too short to be worth sharing, and a second thread that waits
+    for a busy core slows them down. Concurrent workers divide the threads between them.
 
     The precision ``medium`` lets oneDNN compute float32 products. On some CPUs this is up to twice as fast for large
     products, but slower for small ones of varying shape. Other CPUs round to bfloat16, which the probe detects. The
@@ -171,7 +171,7 @@ def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
         model.set_attn_implementation("eager")
     elif model.config._attn_implementation == "sdpa" and model.num_parameters() < SMALL_MODEL_PARAMETERS:
         attention.register()
-        # Vision towers attend in both directions.
+        # Vision towers use bidirectional attention.
         model.set_attn_implementation({"text_config": attention.NAME} if reads_images(model.config) else attention.NAME)
 
 
@@ -231,7 +231,7 @@ def make_decoder(
 
 
 def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | None:
-    """Returns how many positions, used or free, the cache of a batch may have; None for any number."""
+    """Returns the maximum number of positions in a batch's cache, used or free; None for no limit."""
     gpu_bytes = torch.cuda.get_device_properties(model.device).total_memory if model.device.type == "cuda" else None
     most = memory.max_cache_bytes(config, gpu_bytes)
     if most is None:
@@ -250,7 +250,7 @@ def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Returns the number of ids the model can read; its tokenizer may know fewer."""
+    """Returns the number of ids that the model can read; its tokenizer may know fewer."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
 

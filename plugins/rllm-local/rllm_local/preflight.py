@@ -1,4 +1,4 @@
-"""What follows from a run's device and model before anything is allocated: memory and the size of micro-batches."""
+"""Derives a run's memory and the size of its micro-batches from its device and model, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 def device_bytes(local: LocalConfig) -> tuple[int, int]:
-    """Returns the memory of the run's device, and what is free of it.
+    """Returns the memory of the run's device, and the free part of it.
 
-    On the CPU, all counts as free: what is free changes, and runs on a CPU repeat their numbers.
+    On the CPU, all memory counts as free: the free part varies, but runs on a CPU must be reproducible.
     """
     device = device_of(local)
     if device.type == "cuda":
@@ -35,7 +35,7 @@ def device_bytes(local: LocalConfig) -> tuple[int, int]:
 
 
 def attention_of(local: LocalConfig) -> str | None:
-    """Returns in one line who computes attention, for a dry run; None on devices that the kernels are not for."""
+    """Returns a line that names the attention implementation, for a dry run; None on devices without kernels."""
     if device_of(local).type != "cpu" or local.resolved(on_gpu=False).dtype != "float32":
         return None
     if fast.is_installed():
@@ -44,7 +44,7 @@ def attention_of(local: LocalConfig) -> str | None:
 
 
 def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
-    """Returns the memory of a run; or in one line why it cannot be computed. Also says who computes attention."""
+    """Returns a run's memory, or a line that explains why it is unknown. Also names the attention implementation."""
     found, line = _estimated(config, local, given_bytes), attention_of(local)
     if line is None:
         return found
@@ -52,12 +52,12 @@ def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | N
 
 
 def _estimated(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
-    """Returns the memory of a run; or in one line why it cannot be computed.
+    """Returns a run's memory, or a line that explains why it is unknown.
 
     Args:
         config: Run file.
-        local: Its section ``[local]``.
-        given_bytes: Memory of the device; None for that of this machine.
+        local: Section ``[local]`` of the run file.
+        given_bytes: Memory of the device; None to ask this machine's device.
     """
     path = config.model.path
     if not path:
@@ -76,14 +76,14 @@ def _estimated(config: RunConfig, local: LocalConfig, given_bytes: int | None) -
 
 
 def batch_tokens(config: RunConfig, local: LocalConfig, described: dict[str, Any], capacity: int, free: int) -> int:
-    """Returns the positions per forward-backward pass; warns if memory makes them few.
+    """Returns the positions per forward-backward pass; warns if limited memory makes them few.
 
     Args:
         config: Run file.
-        local: Its section ``[local]``.
+        local: Section ``[local]`` of the run file.
         described: Configuration of the model, as in ``config.json``.
         capacity: Memory of the device.
-        free: What was free of it before the model was loaded.
+        free: Free part of it before the model was loaded.
     """
     on_gpu = device_of(local).type == "cuda"
     most, shape = memory.most_batch_tokens(local, on_gpu=on_gpu), TransformerShape.of(described)

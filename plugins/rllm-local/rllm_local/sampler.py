@@ -99,8 +99,8 @@ def generate(
         requests: Requests to sample.
         device: Device of the decoder.
         is_unwanted: Returns whether to stop; called before every token, or before every ``tokens_ahead``.
-        tokens_ahead: Tokens to sample between copies to the host, which decides where completions end or branch. Once
-            every completion has its own row, more than one only computes tokens after an end in vain.
+        tokens_ahead: Tokens to sample between copies to the host, which show where completions end or branch. Once
+            every completion has its own row, more than one only wastes the tokens computed after an end.
 
     Returns:
         Per request, one completion per seed.
@@ -149,7 +149,7 @@ def generate(
         logprobs[alive, position : position + ahead] = its_logprobs.T
         position += ahead
         stops = (sampled[:, :, None] == stop_ids[alive]).any(2)
-        ends = position - ahead + 1 + stops.argmax(0)  # of those that stop
+        ends = position - ahead + 1 + stops.argmax(0)  # of completions that have stopped
         has_stopped = stops.any(0) & (ends <= limits[alive])
         running = ~has_stopped & (limits[alive] > position)
         chosen = sampled[-1]

@@ -40,7 +40,7 @@ class StandaloneEngine(LocalEngine):
 
     def _load(self) -> None:
         local: LocalConfig = self._config.plugins.get("local") or LocalConfig()
-        settings = local.model_copy(update={"lora": None})  # Adapters are for training.
+        settings = local.model_copy(update={"lora": None})  # adapters only exist in training
         path = self._config.model.path
         model = load_model(path, settings)
         use_matching_attention(model, torch.get_float32_matmul_precision())

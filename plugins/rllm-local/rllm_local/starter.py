@@ -7,8 +7,8 @@ It is an ordinary Hugging Face folder, made on demand and cached by the hash of 
 Two choices make it learn reliably with RL. Weights are initialized at about ``0.8 / sqrt(hidden)``, because
 transformers' default of 0.02 is far too small for 64 dimensions. The warm start stops at a target loss, not after a
 number of steps. It teaches form only: answers are random (a permutation of the letters to sort, a guess, a tool call),
-so the model solves tasks about as often as chance. A workflow with conversations of its own (`Workflow.warm_start`)
-gets a starter model of its own; its loss has no known target, so the warm start stops when the loss no longer falls.
+so the model solves tasks about as often as chance. A workflow with its own conversations (`Workflow.warm_start`) gets
+its own starter model; its loss has no known target, so the warm start stops when the loss no longer falls.
 
 The chat format is that of Qwen3, so the template and the package's Qwen3 renderer write the same tokens.
 """
@@ -92,7 +92,7 @@ that of the best earlier window by this share of it."""
 
 
 def starter_model(seed: int = 0, task: str = "starter", conversations: Conversations | None = None) -> Path:
-    """Returns the folder of the starter model, and makes the model if it is not cached.
+    """Returns the folder of the starter model, and creates the model if it is not cached.
 
     Args:
         seed: Seed of the weights and the warm start.
@@ -118,7 +118,7 @@ def starter_model(seed: int = 0, task: str = "starter", conversations: Conversat
 
 
 def shared_folder(seed: int) -> Path:
-    """Returns the folder of the model that workflows without conversations of their own start from, made or not."""
+    """Returns the folder of the starter model for workflows without their own conversations, created or not."""
     return _folder(seed, *_task("starter"))
 
 

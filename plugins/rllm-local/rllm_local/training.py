@@ -61,16 +61,16 @@ class Trainer:
         aggregation: Aggregation of token losses to one number.
         corrections: Off-policy corrections. Applied here if the proximal policy uses the forward pass of training.
         kl: KL divergence from the reference to add to the loss; None for none.
-        temperature: Temperature of sampling, which divides the logits.
+        temperature: Sampling temperature, which divides the logits.
         optimizer_config: Settings of AdamW and its schedule.
         share_prefixes: Whether to encode common prefixes of samples once.
         max_batch_tokens: Maximum positions per forward-backward pass.
-        autocast_dtype: Precision of the forward passes; None for that of the weights.
+        autocast_dtype: Precision of the forward passes; None for the precision of the weights.
         vision: Image reader; None for text only. Gradients flow through it into every trained weight.
 
     Attributes:
         version: Weight version that went live last.
-        is_live: Whether the weights still are that version; False from an optimizer step until the next sync.
+        is_live: Whether the weights are still that version; False from an optimizer step until the next sync.
     """
 
     model: PreTrainedModel
@@ -258,7 +258,7 @@ class Trainer:
         logprobs: torch.Tensor,
         entropies: torch.Tensor | None,
     ) -> None:
-        """Keeps the numbers of tokens for the result of the step."""
+        """Keeps the per-token numbers for the result of the step."""
         parts = [
             [None] * len(samples) if values is None else torch.split(values.detach().cpu(), list(lengths))
             for values in (logprobs, entropies)

@@ -14,7 +14,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def rollout_hosts() -> list[RolloutHostProvider]:
-    """Host ``ray``."""
+    """Provides rollout host ``ray``."""
     return [
         RolloutHostProvider(
             name="ray",

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joined, started for the run, or the one that its backend uses."""
+"""The Ray cluster of a run: one that it joins, starts, or shares with its backend."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.text import one_line
 from rllm_ray.config import RayConfig
 
-# Ray reads these when it is imported: no usage reports to its developers; a cluster started here listens on the
-# loopback interface only, and gives workers the priority of the run; a driver that joins a cluster sends the token that
-# this machine has for it.
+# Ray reads these when it is imported. They disable usage reports to its developers, make a cluster started here listen
+# on the loopback interface only, give workers the priority of the run, and make a joining driver send this machine's
+# token for the cluster.
 VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
 OWN_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"}
 JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
@@ -37,31 +37,31 @@ class Cluster:
         settings: Section ``[ray]`` of the run file.
 
     Attributes:
-        token_note: What to try if no actor runs because this process sends a token and the cluster has none; empty if
-            it sends none, or if the user has decided.
+        token_note: Advice if no actor runs because this process sends a token and the cluster has none; empty if it
+            sends none, or if the user has set this.
     """
 
     def __init__(self, settings: RayConfig) -> None:
         self._settings = settings
-        # Ray's processes end with the thread that started them.
+        # Ray's processes end with the thread that started them, so keep this thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-ray")
         self._is_ours = False
         self.token_note = ""
 
     async def open(self, cpus: float) -> None:
-        """Starts or joins Ray, unless this process has.
+        """Starts or joins Ray, unless this process has already done so.
 
         Args:
-            cpus: CPUs that the run needs, which a cluster of its own has in any case.
+            cpus: CPUs that the run needs; a cluster started for the run always has them.
 
         Raises:
             ConfigError: If this process uses another cluster than ``ray.address``.
-            RunError: If there is no cluster.
+            RunError: If no cluster can be found or started.
         """
         await self._call(self._open, cpus)
 
     async def close(self) -> None:
-        """Leaves the cluster, and stops it if the run started it; not if somebody else in this process uses it."""
+        """Leaves the cluster. Stops it if the run started it, unless another part of this process uses it."""
         try:
             if self._is_ours:
                 self._is_ours = False
@@ -70,7 +70,7 @@ class Cluster:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def free_cpus(self) -> float:
-        """CPUs of the cluster that nobody has reserved."""
+        """Number of unreserved CPUs in the cluster."""
         import ray
 
         resources: dict[str, float] = await self._call(ray.available_resources)
@@ -120,10 +120,10 @@ def _shutdown() -> None:
 
 
 def _prepare(*, is_own: bool) -> bool:
-    """Sets Ray's environment variables that the user has not set, unless Ray has been imported and goes by others.
+    """Sets Ray's environment variables that the user has not set, unless Ray was already imported with others.
 
     Returns:
-        Whether it decided that this process sends a token.
+        Whether this function made the process send a token.
     """
     if "ray" in sys.modules:
         return False
@@ -143,7 +143,7 @@ def _prepare(*, is_own: bool) -> bool:
 def _signal_handlers_kept() -> Iterator[None]:
     """Restores the handlers of SIGINT and SIGTERM on exit.
 
-    Ray's C++ code treats SIGTERM as a crash: it ends the run before that can save anything. Python cannot see these
+    Ray's C++ code treats SIGTERM as a crash: it ends the run before the run can save anything. Python cannot see these
     handlers, so they are saved and restored through the C library.
     """
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Host ``ray``: rollouts run in processes on the nodes of a Ray cluster. Does not import Ray before it is opened."""
+"""Host ``ray``: runs rollouts in processes on the nodes of a Ray cluster. Imports Ray only when opened."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rllm_core.text import printable
 from rllm_ray.cluster import Cluster
 from rllm_ray.config import RayConfig
 
-START_SECONDS = 120.0  # for Ray to find room for a worker, and to start its actor
+START_SECONDS = 120.0  # for Ray to find room for a worker and start its actor
 KILL_SECONDS = 3.0
 START_ATTEMPTS = 3
 
 
 class RayHost(WorkerPool):
-    """Runs rollouts in processes on the nodes of a Ray cluster, each started and watched by an actor."""
+    """Runs rollouts in processes on the nodes of a Ray cluster; an actor starts and watches each process."""
 
     name = "ray"
 
@@ -45,17 +45,17 @@ class RayHost(WorkerPool):
 
     @property
     def capacity(self) -> int | None:
-        """Unknown for a cluster until it is open."""
+        """Unknown until the cluster is open."""
         is_known = self.config.workers is not None or not self.settings.address
         return super().capacity if is_known else None
 
     def what(self, number: int) -> str:
-        """What its workers are, for messages."""
+        """Describes its workers, for messages."""
         workers = "Ray workers" if number != 1 else "Ray worker"
         return f"{workers} on {len(self._nodes)} nodes" if len(self._nodes) > 1 else workers
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
-        """Starts or joins the cluster, and all workers in it."""
+        """Starts or joins the cluster, and starts all workers in it."""
         settings = self.settings
         await self._cluster.open(self.size * settings.num_cpus)
         if self.config.workers is None and settings.address and settings.num_cpus:
@@ -101,7 +101,7 @@ class RayHost(WorkerPool):
         _RayLink(worker, actor)
 
     async def _supervised(self, worker: Worker, spec: bytes) -> tuple[Any, Any]:
-        """Returns an actor that has started its worker; repeats that if its node is lost meanwhile."""
+        """Returns an actor that has started its worker; retries if its node is lost meanwhile."""
         from ray.exceptions import RayError
 
         from rllm_ray.supervisor import Started
@@ -124,10 +124,10 @@ class RayHost(WorkerPool):
         raise AssertionError("the last attempt returns or raises")
 
     async def _room(self, worker: Worker, starting: asyncio.Future[bytes]) -> bytes:
-        """Waits until Ray has started an actor; without a deadline if the run can go on with other workers.
+        """Waits until Ray has started an actor; without a deadline if the run can continue with other workers.
 
         Raises:
-            RunError: If it cannot.
+            RunError: If Ray cannot start the actor.
         """
         is_said = False
         while not (await asyncio.wait([starting], timeout=START_SECONDS))[0]:
@@ -159,7 +159,7 @@ class _RayLink(Link):
         self._send.remote(self._sent, wire.frame(content))
 
     async def _follow(self) -> None:
-        """Hands on all that comes from the worker, until it ends. One call is always on its way."""
+        """Forwards everything that the worker sends, until it ends. One call is always in flight."""
         from ray.exceptions import RayError
 
         from rllm_ray.supervisor import News
@@ -189,7 +189,7 @@ class _RayLink(Link):
 
 
 async def _end(actor: Any) -> None:
-    """Ends an actor, and with it the worker that it has started."""
+    """Ends an actor, and with it the worker that it started."""
     import ray
 
     await asyncio.to_thread(ray.kill, actor, no_restart=True)
@@ -203,7 +203,7 @@ def _ending(exit_code: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why an actor was lost; Ray's own text ends with it."""
+    """Returns the reason why an actor was lost, which ends Ray's text."""
     from ray.exceptions import ActorUnavailableError
 
     if isinstance(error, ActorUnavailableError):

@@ -1,6 +1,6 @@
-"""Kills a worker when the actor beside it is gone, with everything in the worker's session. Runs as a script.
+"""Kills a worker and everything in its session when its actor is gone. Runs as a script.
 
-Its input is the worker's process id. The end of its input is the end of the actor.
+Its standard input is the worker's process id. End of input means that the actor has ended.
 """
 
 from __future__ import annotations

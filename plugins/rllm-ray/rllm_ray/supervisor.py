@@ -1,8 +1,8 @@
-"""Ray actor beside each worker: starts the worker's process on its node, and carries bytes between it and the run.
+"""Ray actor next to each worker: starts the worker's process on its node, and relays bytes between it and the run.
 
-The worker is a process of its own, not the actor: it may belong to another environment, which has no Ray; a rollout
-that blocks it does not block the actor, which can still kill it and has what it printed; and when the node's Ray ends,
-the actor's keeper ends the worker.
+The worker is a separate process, not the actor. It may run in another environment without Ray. A rollout that blocks it
+does not block the actor, which can still kill it and has its output. When the node's Ray ends, the actor's keeper ends
+the worker.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import ray
 from rllm_ray import keeper
 
 STACK_SECONDS = 1.0
-# What a worker prints is not read further than this before the run has taken it.
+# Stop reading a worker's output beyond this limit until the run has taken it.
 MAX_OUTPUT_BYTES = 256 << 10
-# Processes that the worker has started may keep its standard error open after its end.
+# Processes that the worker started may keep its standard error open after it ends.
 LAST_OUTPUT_SECONDS = 1.0
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # Ray reserves a CPU for each worker
 
 
 class Spec(msgspec.Struct):
-    """What a worker is started with.
+    """The start parameters of a worker.
 
     Attributes:
-        python: Its interpreter, or None for that of the actor.
-        folder: Its working folder, if the node has it.
+        python: Interpreter of the worker, or None for that of the actor.
+        folder: Working folder of the worker, if the node has it.
         environment: Additional environment variables.
     """
 
@@ -45,12 +45,12 @@ class Spec(msgspec.Struct):
 
 
 class Started(msgspec.Struct):
-    """How a start went.
+    """The result of a start.
 
     Attributes:
         machine: Address of the node.
-        node: Its id in the cluster.
-        error: Why the interpreter cannot be started, or "".
+        node: Id of the node in the cluster.
+        error: Why the interpreter could not be started, or "".
     """
 
     machine: str
@@ -59,12 +59,12 @@ class Started(msgspec.Struct):
 
 
 class News(msgspec.Struct):
-    """What has come from a worker since the last call.
+    """The news of a worker since the last call.
 
     Attributes:
-        sent: What it sent to the run.
-        printed: What it printed.
-        exit_code: Its exit code, once it has ended and nothing else will come.
+        sent: Bytes that the worker sent to the run.
+        printed: Output that the worker printed.
+        exit_code: Exit code of the worker, once it has ended and nothing else will follow.
     """
 
     sent: bytes
@@ -73,10 +73,10 @@ class News(msgspec.Struct):
 
 
 class Supervisor:
-    """Starts one worker.
+    """Starts and watches one worker.
 
     Args:
-        spec: A `Spec`. What crosses is bytes, so that Ray pickles no objects.
+        spec: A `Spec`. Only bytes are exchanged, so that Ray pickles no objects.
     """
 
     def __init__(self, spec: bytes) -> None:
@@ -135,7 +135,7 @@ class Supervisor:
         """Sends bytes to the worker.
 
         Args:
-            number: 1 for the first call, and so on; Ray may run calls in another order.
+            number: 1 for the first call, 2 for the next, and so on, because Ray may run calls in another order.
             content: The bytes.
         """
         self._frames[number] = content
@@ -156,10 +156,10 @@ class Supervisor:
         return msgspec.msgpack.encode(news)
 
     async def kill(self, ask: int) -> None:
-        """Ends the worker and all of its processes. The last news have its exit code.
+        """Ends the worker and all of its processes. The last news then have its exit code.
 
         Args:
-            ask: Signal after which it prints its stack, to send first; or 0.
+            ask: Signal to send first, on which the worker prints its stack; or 0.
         """
         process = self._process
         if process is None:
@@ -168,7 +168,7 @@ class Supervisor:
             os.kill(process.pid, ask)
             await asyncio.sleep(STACK_SECONDS)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its session: what it has started ends, too
+            os.killpg(process.pid, signal.SIGKILL)  # kills its session, including the processes it started
 
     def _has_sent(self, data: bytes) -> None:
         self._sent += data
@@ -188,7 +188,7 @@ class Supervisor:
     async def _wait(self) -> None:
         assert self._process is not None
         exit_code = await asyncio.to_thread(self._process.wait)
-        self._keeper.close()  # ends what the worker has started
+        self._keeper.close()  # ends the processes that the worker started
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._streams_ended.wait(), LAST_OUTPUT_SECONDS)
         self._exit_code = exit_code
@@ -196,7 +196,7 @@ class Supervisor:
 
 
 class _Stream(asyncio.Protocol):
-    """Hands on what is read."""
+    """Forwards data as it is read."""
 
     def __init__(self, read: Any, ended: Any) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""Parsers for rllm-core: messages to tokens and back."""
+"""Parsers for rllm-core: convert messages to tokens and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def parsers() -> list[ParserProvider]:
-    """``renderer`` and ``chat_template``."""
+    """Provides parsers ``renderer`` and ``chat_template``."""
     return [
         ParserProvider(
             name="chat_template",

@@ -1,4 +1,4 @@
-"""A cache bounded by weight. A count would not limit memory: prompt lengths differ by orders of magnitude."""
+"""A cache bounded by total weight. A count would not limit memory: prompt lengths differ by orders of magnitude."""
 
 from __future__ import annotations
 

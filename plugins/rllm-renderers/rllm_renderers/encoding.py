@@ -5,8 +5,8 @@ tool result could end its turn and speak as the system. Before a template is ren
 replaced by markers, characters of a private-use plane. The tokenizer gives markers their own ids, which are replaced
 by the ordinary tokens that spell the same text. The model reads exactly the original characters.
 
-Not covered: a template that splits messages or writes them as ASCII JSON garbles the markers along with other non-ASCII
-text. This is safe, because a garbled marker is not a control token either, but the text is not exact.
+A template that splits messages or writes them as ASCII JSON garbles the markers along with other non-ASCII text. This
+is safe, because a garbled marker is not a control token either, but the text is then not exact.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Encoder:
         return self._decode(ids, self._known_ids)
 
     def decode_marked(self, ids: Sequence[int]) -> str:
-        """Decodes, with markers for control tokens that other tokens spell, so that only sampled ones count as such.
+        """Decodes ids, with markers where other tokens spell a control token, so that only sampled ones count.
 
         `unmark` turns the result into the text that a reward function sees.
         """
@@ -222,7 +222,7 @@ class Encoder:
             self._known_ids | {self._break_id},
         )
         pieces = rest.split(_BREAK)
-        if len(pieces) != len(sampled) + 1:  # The text itself contains the break character; very unlikely.
+        if len(pieces) != len(sampled) + 1:  # the text itself contains the break character, which is very unlikely
             return self._marked_text(text)
         marked = map(self._marked_text, pieces)
         return "".join(itertools.chain.from_iterable(zip(marked, [*sampled, ""], strict=True)))
@@ -239,7 +239,7 @@ class Encoder:
 
 
 def map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a copy of JSON-like data with ``change`` applied to every text."""
+    """Returns a copy of JSON-like data with ``change`` applied to each of its texts."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

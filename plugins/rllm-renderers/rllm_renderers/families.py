@@ -1,4 +1,4 @@
-"""Detects a model's family in the package: the family that writes the same tokens as the model's own template."""
+"""Detects a model's family in package ``renderers``: the family that writes the same tokens as the model's template."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def refuse_vision(path: str) -> None:
 def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
     """Returns the family ``wanted``, or for ``auto`` the family that matches the model's template.
 
-    Names prove nothing, neither the folder's nor the architecture's, which fine-tunes with other templates share. Every
-    family whose tokens the tokenizer has is a candidate, and must write the corpus of `rllm_renderers.probes` token for
-    token like the template. If none writes all of it, the first that writes first prompts is used, and the template
-    writes conversations with answers.
+    Neither the folder's nor the architecture's name proves anything, because fine-tunes with other templates share
+    them. Every family whose tokens the tokenizer has is a candidate, and must write the corpus of
+    `rllm_renderers.probes` token for token like the template. If none writes all of it, the first that writes first
+    prompts is used, and the template writes conversations with answers.
 
     Raises:
         ConfigError: If no family matches, or the wanted family cannot be used with this model.

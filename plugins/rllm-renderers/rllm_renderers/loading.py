@@ -1,4 +1,4 @@
-"""Loads what a parser needs of a model: its tokenizer, and the tokens that end a turn."""
+"""Loads the parts of a model that a parser needs: its tokenizer, and the tokens that end a turn."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
 
 
 def is_offline(path: str) -> bool:
-    """Returns whether to skip the Hugging Face Hub; its client would retry each file for half a minute."""
+    """Returns whether to skip the Hugging Face Hub, because its client would retry each file for half a minute."""
     from huggingface_hub import constants
 
     return constants.HF_HUB_OFFLINE or (not Path(path).expanduser().is_dir() and not _answers(constants.ENDPOINT))
@@ -106,7 +106,7 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
     """Returns the ids that end a turn: the tokenizer's end of sequence, then those of ``generation_config.json``.
 
     Raises:
-        ConfigError: If there are none.
+        ConfigError: If no token ends a turn.
     """
     from transformers.utils.hub import cached_file
 

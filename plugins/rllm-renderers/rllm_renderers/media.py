@@ -35,7 +35,7 @@ INPUTS_CACHE_BYTES = 256 * 2**20
 _IMAGE_TYPES = ("image", "image_url")
 _OTHER_TYPES = ("video", "video_url", "audio", "audio_url", "input_audio")
 _SOURCE_KEYS = ("image_url", "image", "path", "url", "base64")
-# Outputs of processors for the text around the images.
+# Processor outputs for the text around the images.
 _OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _PROBE_SIZES = ((48, 64), (160, 96))
 

@@ -1,4 +1,4 @@
-"""Adapter for the package ``renderers``: its version, its families, and the tokenizer it gets."""
+"""Adapter for package ``renderers``: its version, its families, and the tokenizer passed to it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def load_package() -> ModuleType:
     """Imports ``renderers``.
 
     Raises:
-        ConfigError: If it is missing or has another version, or its undeclared dependency ``httpx`` is missing.
+        ConfigError: If the package is missing or has another version, or its undeclared dependency ``httpx`` is
+            missing.
     """
     try:
         version = importlib.metadata.version("renderers")

@@ -1,9 +1,9 @@
-"""The corpus of conversations that probes parsers, and the comparison of renderings.
+"""The corpus of conversations for probing parsers, and the comparison of renderings.
 
 Everything a parser concludes about a model comes from this corpus: whether prompts can be continued token for token,
-which family of the package matches the template, whether tools are shown. Conversations vary in system message, number
-of turns, reasoning and number of calls, and their text ends in a full stop, in newlines or in other alphabets. A
-conversation that cannot be rendered proves nothing.
+which family of the package matches the template, and whether the model sees tools. Conversations vary in system
+message, number of turns, reasoning and number of calls, and their text ends in a full stop, in newlines or in other
+alphabets. A conversation that cannot be rendered proves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOKENS_AROUND = 3
 
 
 class Tail(NamedTuple):
-    """A kind of continuation after an assistant message: ``[tool*, user?]``.
+    """A kind of continuation after an assistant message, of the form ``[tool*, user?]``.
 
     Attributes:
         answers: Number of tool results; 2 means two or more.
@@ -253,7 +253,7 @@ class _Histories:
             for said in itertools.islice(answers(results), None if not number else 1) if asked else ():
                 whole = self._rendering.ids_or_none([*history, said, *tail], self._tools)
                 if whole is None or _SOUGHT not in self._rendering.decode(whole):
-                    continue  # This proves nothing.
+                    continue  # a conversation that is rejected proves nothing
                 if not self._is_exact(asked, whole, suffix):
                     return False
                 shown = True

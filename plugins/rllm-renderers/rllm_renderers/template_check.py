@@ -14,7 +14,7 @@ _SHOWN = 40
 
 
 def complaints(template: ChatTemplate) -> Iterator[str]:
-    """Yields what is wrong with a template; nothing for one that fits its model, or that takes no such conversation."""
+    """Yields problems of a template; nothing if it fits its model, or accepts no such conversation."""
     answered = [QUESTION, {"role": "assistant", "content": _ANSWER}]
     try:
         ended = template.text(answered, add_generation_prompt=False)
@@ -30,8 +30,8 @@ def complaints(template: ChatTemplate) -> Iterator[str]:
             f"model; its own are {', '.join(own[:3])}"
         )
         return
-    # Some templates end an answer with a stop token only if it is the last one or a call; for others, the start of the
-    # next message is one.
+    # Some templates end an answer with a stop token only if it is the last message or a call; for others, the start of
+    # the next message is the stop token.
     following = [_after_answer(one).partition(_NEXT)[0] for one in (ended, text)]
     source = str(template.tokenizer.chat_template)
     if _ANSWER in text and not any(template.first_stop(one, 0) for one in (*following, source)):

@@ -1,4 +1,4 @@
-"""Hooks of the task samplers. Listing plugins imports this module; keep it light."""
+"""Plugin hooks of the task samplers. Listing plugins imports this module; keep it light."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def task_samplers() -> list[TaskSamplerProvider]:
-    """``difficulty``, ``mixture`` and ``stages``."""
+    """Provides task samplers ``difficulty``, ``mixture`` and ``stages``."""
     return [
         TaskSamplerProvider(
             name="difficulty",

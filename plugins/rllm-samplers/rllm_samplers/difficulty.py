@@ -1,19 +1,18 @@
-"""``difficulty``: prefers tasks that are solved sometimes but not always.
+"""``difficulty``: prefers tasks that the policy solves sometimes but not always.
 
-A task without a result is ``new``; with named subsets, those of each subset are a class of their own, so that what is
-known of a subset goes for its tasks that were never tried. The others are in five classes by their *share*, how much of
-their rollouts solved them lately: ``unsolved``, ``hard``, ``medium``, ``easy`` and ``solved``. Half of the share is
-that of the last group, a quarter that of the group before, and so on: one lucky group does not put a task away.
+Tasks without a result are in class ``new``. With named subsets, each subset has a ``new`` class of its own, so its
+results also count for its untried tasks. Other tasks are in one of five classes by *share*, the recent share of their
+rollouts that solved them: ``unsolved``, ``hard``, ``medium``, ``easy`` and ``solved``. The last group contributes half
+of the share, the one before a quarter, and so on, so one lucky group does not retire a task.
 
-Each draw first chooses a class and then takes the task of it that has waited longest. No task comes again before
-``spacing`` other draws, as long as there is another: a policy that sees few tasks over and over learns them by heart.
+Each draw first chooses a class, and then its task that has waited longest. While other tasks are available, a task
+returns only after ``spacing`` other draws, because a policy that sees few tasks over and over memorizes them.
 
-The *yield* of a class is the share of its recent groups that came back mixed, neither all nor none of whose rollouts
-solved it; a class without recent groups has the yield 0.5. A class is drawn with a probability in proportion to the
-number of its tasks, those that have rested for long enough, and to the cube of its yield. So most draws of classes that
-teach little are saved, but all that teach are trained: a policy trained on the best class alone neglects the others.
-Old groups fade, so a class that was not tried for a while gets its turn: that is how tasks that were put away are
-visited again, more often the more of them have become mixed.
+The *yield* of a class is the share of its recent groups that were mixed: some rollouts solved the task, others did not.
+Without recent groups it is 0.5. The probability of a class is proportional to the number of its rested tasks times the
+cube of its yield. This saves most draws of classes that teach little, but still trains all that teach: a policy trained
+only on the best class neglects the others. Old groups fade, so an untried class gets its turn again. Retired tasks are
+revisited this way, more often the more of them have become mixed.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ class _NewTasks:
     """Tasks without a draw, in random order.
 
     Attributes:
-        tasks: Number of tasks, with those that are no longer new.
-        order: Their order.
-        positions: Their positions among all tasks; None if they are all tasks.
-        met: Number of those that are no longer new.
+        tasks: Number of tasks, including those that are no longer new.
+        order: Random order of the tasks.
+        positions: Positions of these tasks among all tasks; None if they are all tasks.
+        met: Number of tasks that are no longer new.
     """
 
     tasks: int
@@ -92,7 +91,7 @@ class _NewTasks:
 
 
 class Difficulty(TaskSampler):
-    """Prefers tasks that are solved sometimes but not always, and revisits the others."""
+    """Prefers tasks that the policy solves sometimes but not always, and revisits the others."""
 
     options_model = DifficultyOptions
     options: DifficultyOptions
@@ -105,13 +104,13 @@ class Difficulty(TaskSampler):
         self._classes = (*self._new, *UP_TO)
         self._drawn = 0
         self._spacing = min(self.options.spacing, len(tasks) // 2)
-        self._resting: deque[tuple[int, int]] = deque()  # positions with the number of their last draw
+        self._resting: deque[tuple[int, int]] = deque()  # positions, each with the ordinal of its last draw
         self._ready: dict[str, deque[int]] = {name: deque() for name in UP_TO}  # positions by class
         self._shares: dict[int, float] = {}  # by position
-        self._waiting: dict[int, tuple[int, str]] = {}  # position and class of a draw without a result, by ordinal
-        # Mixed and other groups by class of the draw, fading
+        self._waiting: dict[int, tuple[int, str]] = {}  # (position, class) of each draw without a result, by ordinal
+        # Fading counts of mixed and other groups, by class
         self._groups = {name: [0.0, 0.0] for name in self._classes}
-        self._rewards: list[float] = []  # lowest and highest so far
+        self._rewards: list[float] = []  # lowest and highest reward so far
 
     def _new_classes(self, tasks: Sequence[Task]) -> dict[str, _NewTasks]:
         seed = derive_seed(self._seed, NAME, "order")
@@ -144,7 +143,7 @@ class Difficulty(TaskSampler):
             chosen = self._classes[int(rng.choice(len(weights), p=weights / weights.sum()))]
             position = self._new[chosen].take() if chosen in self._new else self._ready[chosen].popleft()
         else:
-            # Too few tasks to rest, or all have a draw without a result
+            # Too few tasks to let any rest, or all have a draw without a result
             position = self._resting.popleft()[0] if self._resting else int(rng.integers(self._tasks))
             chosen = self._class_of(position)
         self._waiting[self._drawn] = position, chosen
@@ -182,7 +181,7 @@ class Difficulty(TaskSampler):
         return next(name for name, most in UP_TO.items() if share <= most)
 
     def _share_of(self, result: GroupResult) -> tuple[float, bool] | None:
-        """Returns how much of a group solved its task, and whether it is mixed; None if the group has no result."""
+        """Returns the share of a group's rollouts that solved the task, and whether it is mixed, or None."""
         if result.rewards:
             bounds = (*self._rewards, *result.rewards)
             self._rewards = [min(bounds), max(bounds)]

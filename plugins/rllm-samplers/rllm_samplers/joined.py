@@ -1,4 +1,4 @@
-"""Several workflows as one, so that a run can train on a mixture of them."""
+"""Joins several workflows into one, so that a run can train on a mixture of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rllm_core.workflow import ENDLESS, Conversation, Split, Workflow
 
 
 class JoinedWorkflow(Workflow):
-    """Base class of a workflow whose tasks are those of several workflows, or of several variants of one.
+    """Base class of a workflow that joins the tasks of several workflows, or of several variants of one.
 
-    Each task has the id ``NAME/ID``, and the data ``subset`` (the name of its workflow), ``task_id`` and ``data``.
-    Task samplers ``mixture`` and ``stages`` find the names under the key ``subset``.
+    Each task has the id ``NAME/ID``, and the data ``subset`` (name of its workflow), ``task_id`` and ``data``. Task
+    samplers ``mixture`` and ``stages`` find the names under the key ``subset``.
 
         class Puzzles(JoinedWorkflow):
             name = "puzzles"
@@ -29,17 +29,17 @@ class JoinedWorkflow(Workflow):
 
     @abstractmethod
     def workflows(self) -> Mapping[str, Workflow]:
-        """Returns the workflows by their names. Called once."""
+        """Returns the workflows by name. Called once."""
 
     @cached_property
     def _joined(self) -> Mapping[str, Workflow]:
         return self.workflows()
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Returns the tasks of all workflows, one workflow after the other.
+        """Returns the tasks of all workflows, in the order of the workflows.
 
         Raises:
-            ValueError: If those of a workflow are endless.
+            ValueError: If a workflow has endless tasks.
         """
         tasks = []
         for name, workflow in self._serving():
@@ -52,19 +52,19 @@ class JoinedWorkflow(Workflow):
         return tasks
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Runs the workflow of a task."""
+        """Runs the workflow that a task belongs to."""
         own = Task(task_id=task.data["task_id"], data=task.data["data"])
         episode = await self._joined[task.data["subset"]].run(own, completer)
         metrics = {f"{task.data['subset']}/{name}": value for name, value in episode.metrics.items()}
         return episode.model_copy(update={"task_id": task.task_id, "metrics": metrics})
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
-        """Asks the workflow of the episode's task."""
+        """Asks the workflow of the episode's task for the group name."""
         name, _, own = episode.task_id.partition("/")
         return self._joined[name].group_of(episode.model_copy(update={"task_id": own}), trajectory)
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation] | None:
-        """Takes turns among the conversations of the workflows that have some."""
+        """Alternates between the warm-start conversations of the workflows that have some."""
         found = [workflow.warm_start(rng) for workflow in self._joined.values()]
         turns = [conversations for conversations in found if conversations is not None]
         return (next(conversations) for conversations in cycle(turns)) if turns else None
@@ -75,12 +75,12 @@ class JoinedWorkflow(Workflow):
             await workflow.open()
 
     async def close(self) -> None:
-        """Closes all workflows, the last first."""
+        """Closes all workflows, in reverse order."""
         for workflow in reversed(list(self._joined.values())):
             await workflow.close()
 
     def _serving(self) -> Iterator[tuple[str, Workflow]]:
-        """Yields the workflows with the services of this one, which it gets after its construction."""
+        """Yields the workflows, each given this workflow's services, which are set only after construction."""
         services: Services = self.services
         for name, workflow in self._joined.items():
             workflow.services = services

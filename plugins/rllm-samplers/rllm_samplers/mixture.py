@@ -28,9 +28,9 @@ class MixtureOptions(Section):
 
 
 class Mixture(TaskSampler):
-    """Draws from named subsets by weight; within a subset, every task once before any comes again.
+    """Draws from named subsets by weight; within a subset, every task comes once before any repeats.
 
-    The draws follow the weights as closely as whole numbers can: no subset is ever a whole draw behind its share.
+    Draws follow the weights as closely as integers allow: no subset ever falls a whole draw behind its share.
     """
 
     options_model = MixtureOptions

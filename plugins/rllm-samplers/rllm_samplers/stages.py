@@ -59,10 +59,11 @@ class StagesOptions(Section):
 
 
 class Stages(TaskSampler):
-    """Draws from the subsets of one stage after another; within a stage, every task once before any comes again.
+    """Draws from one stage's subsets after another's; within a stage, every task comes once before any repeats.
 
-    A stage is never returned to. With ``until_solved``, filtered groups count too: without them, a stage would never
-    look solved. Groups that a stage started after it ended do not count for the next.
+    The sampler never returns to an earlier stage. With ``until_solved``, filtered groups count too: without them, a
+    stage would never look solved. Results of a stage's groups that arrive after it ended do not count for the next
+    stage.
     """
 
     options_model = StagesOptions

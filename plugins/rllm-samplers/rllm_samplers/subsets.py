@@ -1,4 +1,4 @@
-"""Named subsets of the training tasks, each in an order of its own."""
+"""Named subsets of the training tasks, each in its own random order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHOWN = 8
 
 
 class Order:
-    """Positions of some tasks, in random order; after the last one they come again in another.
+    """Positions of some tasks in random order; each new pass has a new order.
 
     Attributes:
-        size: Number of the tasks.
-        drawn: Number of positions taken so far; the whole state.
+        size: Number of tasks.
+        drawn: Number of positions taken so far, which is the whole state.
     """
 
     def __init__(self, tasks: Sequence[Task], positions: Sequence[int], seed: int) -> None:
@@ -34,7 +34,7 @@ class Order:
 
 
 def subsets_of(tasks: Sequence[Task], key: str, where: str) -> dict[str, list[int]]:
-    """Returns the positions of the tasks by the value of a key of their data, in order of first appearance.
+    """Returns the positions of the tasks, grouped by the value of a data key, in order of first appearance.
 
     Args:
         tasks: Training tasks.
@@ -56,10 +56,10 @@ def subsets_of(tasks: Sequence[Task], key: str, where: str) -> dict[str, list[in
 
 
 def order_of(tasks: Sequence[Task], positions: Sequence[int], seed: int, *names: str) -> Order:
-    """Returns an order with a seed of its own."""
+    """Returns an order with its own seed."""
     return Order(tasks, positions, derive_seed(seed, *names))
 
 
 def shown(names: Sequence[str]) -> str:
-    """Lists names for a message; the first `SHOWN` of many."""
+    """Lists names for a message; only the first `SHOWN` of many."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -15,7 +15,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def backends() -> list[BackendProvider]:
-    """Backend ``tinker``."""
+    """Provides backend ``tinker``."""
     return [
         BackendProvider(
             name="tinker",
@@ -30,7 +30,7 @@ def backends() -> list[BackendProvider]:
 
 @hookimpl
 def parsers() -> list[ParserProvider]:
-    """Parser ``tinker``, which needs the extra ``cookbook``."""
+    """Provides parser ``tinker``, which needs the extra ``cookbook``."""
     return [
         ParserProvider(
             name="tinker",

@@ -229,7 +229,7 @@ class TinkerBackend(BackendProtocol[TinkerBatch]):
         """See `BackendProtocol.compute_logprobs`.
 
         The proximal policy is the current one, because weights change only in `update_policy`. The reference is the
-        model that the run starts from: the base model, or that with the adapters of another run.
+        model that the run starts from: the base model, possibly with the adapters of another run.
         """
         data = [_datum(sample, {"weights": np.ones(sample.sampled_tokens, np.float32)}) for sample in samples]
         outputs = await self._allocated().forward(data, reference=policy == "reference")
@@ -332,12 +332,12 @@ def _settings(config: RunConfig) -> TinkerConfig:
 
 
 def _end(sample: TrainingSample) -> int:
-    """End of the last sampled token; later tokens need not be sent."""
+    """Returns the end of the last sampled token; later tokens need not be sent."""
     return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
 
 
 def _datum(sample: TrainingSample, arrays: dict[str, Floats]) -> Any:
-    """Converts a sample to inputs, targets, and arrays that are 0 except on sampled tokens."""
+    """Converts a sample to inputs, targets, and arrays that are 0 everywhere but on sampled tokens."""
     ids = sample.token_ids[: _end(sample)].tolist()
     sampled = sample.loss_mask[1 : len(ids)]
     spread = {}
@@ -348,7 +348,7 @@ def _datum(sample: TrainingSample, arrays: dict[str, Floats]) -> Any:
 
 
 def _sampled_logprobs(sample: TrainingSample, output: Any) -> Floats:
-    """``(sampled_tokens,)`` log-probabilities, selected from the server's values for all positions."""
+    """Returns ``(sampled_tokens,)`` log-probabilities, selected from the server's values for all positions."""
     given = np.array(output["logprobs"].data, np.float32)
     sampled = sample.loss_mask[1 : _end(sample)]
     if given.shape != sampled.shape:

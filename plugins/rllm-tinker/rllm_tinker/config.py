@@ -1,4 +1,4 @@
-"""``[tinker]``, the section shared by backend and parser, and the API key, which is never in it. Imports no SDK."""
+"""``[tinker]``, the section that backend and parser share, and the API key, which is never in it. Imports no SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Service = Literal["hosted", "skyrl"]
 
 KEY_VARIABLE = "TINKER_API_KEY"
 URL_VARIABLE = "TINKER_BASE_URL"
-# A value that the SDK accepts as a key, for self-hosted servers that check none.
+# The SDK accepts this value as a key, for self-hosted servers that check none.
 NO_KEY = "tml-none"
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -98,7 +98,7 @@ class TinkerConfig(ParserConfig):
 
 
 def api_key(*, is_hosted: bool) -> str:
-    """The API key to use.
+    """Returns the API key to use.
 
     Raises:
         ConfigError: If a required key is missing, or the key is malformed.

@@ -91,7 +91,7 @@ class Connection:
             raise RunError(f"{self.settings.label} does not respond correctly: {lost}") from None
 
     async def reach(self) -> None:
-        """Fails early if nothing listens at the address of a self-hosted server; the SDK would retry for minutes.
+        """Fails early if nothing listens at a self-hosted server's address, because the SDK would retry for minutes.
 
         Raises:
             RunError: If nothing listens there.
@@ -194,7 +194,7 @@ class Connection:
         return str(client.get_checkpoint_archive_url(model, checkpoint).result().url)
 
     async def delete(self, path: str) -> None:
-        """Deletes a saved state. Failures are only logged, because a leftover state costs nothing but storage."""
+        """Deletes a saved state. Only logs failures, because a leftover state costs nothing but storage."""
 
         def deleted() -> Any:
             return self._service.create_rest_client().delete_checkpoint_from_tinker_path(path)
@@ -208,5 +208,5 @@ class Connection:
         """Ends the session, if the server still responds."""
         if self._service is not None:
             service, self._service = self._service, None
-            with contextlib.suppress(Lost):  # the session is gone already
+            with contextlib.suppress(Lost):  # the session is already gone
                 await sdk.made(CLOSE_SECONDS, "ending the session", sdk.disconnect, service)

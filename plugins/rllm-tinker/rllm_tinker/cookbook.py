@@ -1,4 +1,4 @@
-"""Adapter for tinker-cookbook's renderers: supported versions, table of models, and tokenizer.
+"""Adapter for tinker-cookbook's renderers: supported versions, the table of models, and the tokenizer.
 
 The cookbook is imported on first use, because it imports torch.
 """
@@ -38,19 +38,19 @@ class Renderer(Protocol):
     """Methods of the cookbook's renderers that this package uses."""
 
     def build_generation_prompt(self, messages: Messages) -> Any:
-        """The prompt as a ``ModelInput``."""
+        """Returns the prompt as a ``ModelInput``."""
 
     def build_supervised_example(self, messages: Messages, train_on_what: Any) -> tuple[Any, Any]:
-        """A whole conversation as a ``ModelInput``, and weights."""
+        """Returns a whole conversation as a ``ModelInput``, and weights."""
 
     def create_conversation_prefix_with_tools(self, tools: Messages, system_prompt: str) -> Messages:
-        """Messages to put before a conversation that may call tools."""
+        """Returns messages to put before a conversation that may call tools."""
 
     def get_stop_sequences(self) -> list[str] | list[int]:
-        """Sequences that end a turn."""
+        """Returns the sequences that end a turn."""
 
     def parse_response(self, response: list[int]) -> tuple[Any, Any]:
-        """The parsed message, and how it ended."""
+        """Returns the parsed message, and how it ended."""
 
 
 class CookbookTokenizer:
@@ -90,7 +90,7 @@ class CookbookTokenizer:
         return self._encoder.decode([token_ids] if isinstance(token_ids, int) else token_ids)
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The id of a control token."""
+        """Returns the id of a control token."""
         return self._encoder.control_tokens.get(token)
 
 
@@ -113,7 +113,7 @@ def load_cookbook() -> None:
 
 
 def recommended_renderer(model: str) -> str:
-    """The cookbook's recommended renderer for a model's name.
+    """Returns the renderer that the cookbook recommends for a model's name.
 
     Raises:
         ConfigError: If the cookbook's table does not have the name.
@@ -130,7 +130,7 @@ def recommended_renderer(model: str) -> str:
 
 
 def recommended_names() -> list[str]:
-    """Renderers that the cookbook recommends for some model; it does not list any others."""
+    """Returns the renderers that the cookbook recommends for some model; it does not list others."""
     table = importlib.import_module("tinker_cookbook.model_info")
     models = [
         model for name in dir(table) if re.fullmatch(r"get_\w+_info", name) for model in getattr(table, name)().values()
@@ -174,7 +174,7 @@ def _stops(renderer: Renderer) -> list[int]:
 
 
 def stop_token_ids(name: str, renderer: Renderer, tokenizer: CookbookTokenizer) -> tuple[int, ...]:
-    """Ids that end a turn. If the renderer has only text for that, the end-of-sequence token, if it accepts that.
+    """Returns the ids that end a turn; without any, the end-of-sequence token if the renderer accepts it.
 
     Raises:
         ConfigError: If no token ends a turn.

@@ -1,4 +1,4 @@
-"""Export of a checkpoint: asks the server for its adapters, which PEFT can load."""
+"""Exports a checkpoint: downloads its adapters from the server, in a form that PEFT can load."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _fetch(connection: Connection, path: str, archive: Path) -> None:
     server = connection.settings
     model, _, name = path.removeprefix("tinker://").partition("/")
     if server.base_url:
-        # SDK 0.38 has no function for it, but servers that speak the protocol of 0.24 have the route.
+        # SDK 0.38 has no function for this, but servers that speak the protocol of 0.24 have the route.
         run = f"{server.base_url.rstrip('/')}/api/v1/training_runs/{urllib.parse.quote(model)}"
         request = urllib.request.Request(f"{run}/checkpoints/{urllib.parse.quote(name)}/archive")
         request.add_unredirected_header("X-API-Key", server.key)
@@ -104,7 +104,7 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def _complete_config(target: Path, base_model: str) -> None:
-    """Names the base model as here, and the trained layers, which SkyRL leaves out."""
+    """Adds to the adapters' configuration the base model's name, and the trained layers, which SkyRL omits."""
     path = target / ADAPTER_CONFIG
     settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = str(Path(base_model).resolve()) if Path(base_model).is_dir() else base_model

@@ -29,7 +29,7 @@ Losses on the server (``r`` is the ratio to the old policy):
 ``cispo``                ``-stop_gradient(clip(r)) A logp``      ``cispo``, likewise
 =======================  ======================================  ======================================================
 
-The only difference: the core's own losses clamp ``log r`` to +-20, servers do not. ``dual_clip``, ``gspo`` and
+The only difference: the core's own losses clamp ``log r`` to +-20, but servers do not. ``dual_clip``, ``gspo`` and
 ``dppo_tv`` have no counterpart on servers and are rejected, as are losses of plugins, which need torch.
 """
 
@@ -128,7 +128,7 @@ class ServerLoss:
         return self.service == "skyrl" and self.aggregation.name != "token_mean"
 
     def factors(self, samples: Sequence[TrainingSample]) -> list[float]:
-        """Factors for each sample's advantages.
+        """Returns the factors for each sample's advantages.
 
         Args:
             samples: Training samples of the whole optimizer step, or, if `streams`, of one pass.
@@ -149,7 +149,7 @@ class ServerLoss:
         return factors
 
     def inputs(self, sample: TrainingSample, factor: float) -> dict[str, Floats]:
-        """Loss inputs for the server, besides token ids, each ``(sampled_tokens,)``.
+        """Returns the server's loss inputs besides token ids, each ``(sampled_tokens,)``.
 
         Raises:
             RunError: If the loss needs log-probabilities that are unknown.
@@ -164,10 +164,10 @@ class ServerLoss:
         return arrays
 
     def old_logprobs(self, sample: TrainingSample) -> Floats:
-        """``(sampled_tokens,)`` log-probabilities of the old policy in ratios.
+        """Returns ``(sampled_tokens,)`` log-probabilities of the old policy in ratios.
 
         Raises:
-            RunError: If they are unknown.
+            RunError: If the log-probabilities are unknown.
         """
         old = sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs
         if old is None:
@@ -178,7 +178,7 @@ class ServerLoss:
         return old
 
     def token_losses(self, sample: TrainingSample, logprobs: Floats) -> Floats:
-        """``(sampled_tokens,)`` unscaled losses, from log-probabilities of the trained policy."""
+        """Returns ``(sampled_tokens,)`` unscaled losses, from log-probabilities of the trained policy."""
         advantages, losses = sample.advantages, -sample.advantages
         if self.name == "cross_entropy":
             losses = losses * logprobs

@@ -203,7 +203,7 @@ class TinkerParser(BaseParser):
 
 
 def _content(content: Any) -> tuple[str, str | None]:
-    """A message's text, and its reasoning, if any."""
+    """Returns a message's text, and its reasoning, if any."""
     if isinstance(content, str):
         return content, None
     thoughts = [part["thinking"] for part in content if part["type"] == "thinking"]
@@ -223,7 +223,7 @@ def _calls(said: Mapping[str, Any], schemas: Schemas | None) -> tuple[ParsedTool
 
 
 def _open_reasoning(text: str, opened_by_prompt: bool) -> tuple[bool, str, str | None]:
-    """Whether a completion ends inside its reasoning, the text before, and the reasoning if it has tags."""
+    """Returns whether a completion ends inside its reasoning, the text before it, and the reasoning if it has tags."""
     at = text.rfind(ANALYSIS)
     if at >= 0:
         return END_OF_ANALYSIS not in text[at:], "", None

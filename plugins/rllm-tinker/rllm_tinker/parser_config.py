@@ -14,7 +14,7 @@ WITHOUT = 'or set parser = "chat_template" or "renderer" (from rllm-renderers), 
 
 
 def missing(error: ImportError) -> ConfigError:
-    """The error for a missing package of the extra."""
+    """Returns the error for a missing package of the extra."""
     return ConfigError(
         f"parser 'tinker' needs Tinker's renderers, but {error.name or 'tinker-cookbook'} is not installed; "
         f"run: {INSTALL} (also installs torch), {WITHOUT}"

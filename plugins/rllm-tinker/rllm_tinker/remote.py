@@ -57,7 +57,7 @@ class Pass:
 
 @dataclass
 class _Step:
-    """An optimizer step: its passes and settings, and its requests to model number ``generation``."""
+    """An optimizer step: its passes and settings, and its requests to the model with number ``generation``."""
 
     generation: int
     passes: list[Pass] = field(default_factory=list)
@@ -125,9 +125,9 @@ class RemotePolicy:
         self._reference: Any = None
         self._sampling: list[tuple[Any, Sampler]] = []  # models used only for sampling, with their samplers
         self._live_step = 0
-        self._initial: str | None = None  # a state of another run, whose weights this one starts from
-        self._recovery: tuple[str, int] | None = None  # a saved state, and its step
-        self._since: list[_Step] = []  # completed steps since that state
+        self._initial: str | None = None  # state of another run, whose weights this run starts from
+        self._recovery: tuple[str, int] | None = None  # a saved state, with its step
+        self._since: list[_Step] = []  # completed steps since the state in `_recovery`
         self._current = _Step(0)
         self._is_doubtful = False
         self._lock = asyncio.Lock()
@@ -151,7 +151,7 @@ class RemotePolicy:
         self._trainer = await self._server.open()
 
     async def start_from(self, path: str) -> None:
-        """Starts from the weights of a state that another run saved; they are also those of the reference."""
+        """Starts from the weights of a state that another run saved; they also become the reference."""
         self._initial = path
         await self._surely(self._begin)
 
@@ -244,7 +244,7 @@ class RemotePolicy:
         return outputs, metrics
 
     async def forward(self, data: list[Any], *, reference: bool) -> list[Any]:
-        """The server's output for each example, under the current weights or those of the base model."""
+        """Returns the server's output for each example, under the current weights or those of the base model."""
 
         async def ask() -> list[Any]:
             trainer = self._trainer
@@ -294,7 +294,7 @@ class RemotePolicy:
         self.sampler = sampler
 
     async def _free_sampler(self) -> Any:
-        """A sampling model without requests in flight."""
+        """Returns a sampling model without requests in flight."""
         if len(self._sampling) < 2:
             return await self._server.create("a model to sample from")
         trainer, sampler = self._sampling.pop(0)
@@ -337,7 +337,7 @@ class RemotePolicy:
     # Recovery
 
     def doubt(self) -> None:
-        """Records that a request was abandoned whose late response could do harm."""
+        """Records that a request was abandoned whose late response could undo a step."""
         self._is_doubtful = self.settings.samplers == "shared"
 
     async def ready(self) -> None:
@@ -397,7 +397,7 @@ class RemotePolicy:
             except Lost as error:
                 lost = error
             except TimeoutError:
-                pass  # report the earlier loss, which says more
+                pass  # report the earlier loss, which is more informative
             if time.monotonic() + pause >= deadline:
                 break
             await asyncio.sleep(pause)
@@ -439,5 +439,5 @@ class RemotePolicy:
 
 
 def grad_norm(metrics: Mapping[str, float]) -> float | None:
-    """The gradient norm from a server's metrics, under any prefix."""
+    """Returns the gradient norm from a server's metrics, under any prefix."""
     return next((float(value) for name, value in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)

@@ -78,7 +78,7 @@ class Rendering:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int] | None:
-        """`ids`, or None if the renderer rejects the conversation."""
+        """Returns `ids`, or None if the renderer rejects the conversation."""
         try:
             return self.ids(messages, tools, add_generation_prompt=add_generation_prompt)
         except cookbook.Refused:
@@ -106,7 +106,7 @@ class Rendering:
     def suffix(
         self, new_messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None, called: str | None = None
     ) -> Suffix | None:
-        """Tokens that follow an assistant message when ``new_messages`` come next; None if they cannot be separated.
+        """Returns the tokens that append ``new_messages`` to an assistant message; None if they are not separable.
 
         Args:
             new_messages: Messages after the assistant message.
@@ -121,7 +121,7 @@ class Rendering:
         return self.encoder.decode(ids)
 
     def compared_with_template(self) -> str:
-        """How the prompt for a first question compares with that of the model's chat template."""
+        """Describes how the prompt for a first question compares with that of the model's chat template."""
         if self._chat_template is None:
             return "none in the model folder"
         conversation = [{"role": "system", "content": "Be brief."}, QUESTION]

@@ -1,4 +1,4 @@
-"""Wrapper of the tinker SDK: version differences, deadlines and error classification.
+"""Wrapper around the tinker SDK: version differences, deadlines and error classification.
 
 The SDK has no timeout for futures: while a server is down or returns 5xx, it retries forever. Every call here therefore
 has a deadline. Differences between 0.24 and 0.38:
@@ -30,7 +30,7 @@ from rllm_core.types import Floats
 from rllm_tinker.config import KEY_VARIABLE
 
 MAX_MESSAGE_CHARACTERS = 500
-# Texts of servers that have lost a request's model, session or sampler in a restart.
+# Error texts of servers that have lost a request's model, session or sampler in a restart.
 FORGOTTEN = ("not loaded", "not found", "expired", "unknown session", "no such model")
 
 
@@ -82,7 +82,7 @@ async def answer(seconds: float, what: str, future: Any) -> Any:
     except asyncio.CancelledError:
         raise
     except Exception as error:
-        # Drop the cause: it contains the request, and so the key.
+        # Drop the cause, because it contains the request and thus the key.
         raise meaning(what, error) from None
 
 
@@ -108,7 +108,7 @@ def meaning(what: str, error: Exception) -> Exception:
         return RunError(said) if is_users and not _is_forgotten(said) else Lost(said)
     if isinstance(error, tinker.APIStatusError | ValueError):
         return Lost(said) if _is_forgotten(said) else RunError(said)
-    # Transport errors, expired promises, ended threads: none of them means that the request was wrong.
+    # Transport errors, expired promises and ended threads do not mean that the request was wrong.
     return Lost(said)
 
 
@@ -117,7 +117,7 @@ def _is_forgotten(said: str) -> bool:
 
 
 def shown(error: object) -> str:
-    """An error's text on one line, without the key."""
+    """Returns an error's text on one line, without the key."""
     text = " ".join(str(error).split())
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if key:
@@ -133,7 +133,7 @@ def service_client(base_url: str, key: str) -> Any:
 
 
 def capabilities(service: Any, base_url: str, key: str) -> Any:
-    """The server's capabilities; 0.38 needs a separate client."""
+    """Returns the server's capabilities; SDK 0.38 needs a separate client."""
     import tinker
 
     if not hasattr(tinker, "RestClient"):
@@ -159,21 +159,21 @@ def load_state(trainer: Any, path: str) -> Any:
 
 
 def adam(learning_rate: float, **settings: float) -> Any:
-    """Adam settings of one optimizer step."""
+    """Returns the Adam settings of one optimizer step."""
     from tinker import types
 
     return types.AdamParams(learning_rate=learning_rate, **settings)
 
 
 def prompt(ids: Sequence[int]) -> Any:
-    """Token ids in the SDK's type."""
+    """Returns token ids in the SDK's type."""
     from tinker import types
 
     return types.ModelInput.from_ints(list(ids))
 
 
 def datum(inputs: Sequence[int], targets: Sequence[int], arrays: dict[str, Floats]) -> Any:
-    """A training example: input tokens ``(positions,)``, the token after each, and named arrays."""
+    """Returns a training example: input tokens ``(positions,)``, the token after each, and named arrays."""
     from tinker import types
 
     tensors = {"target_tokens": types.TensorData(data=list(targets), dtype="int64", shape=[len(targets)])}
@@ -185,7 +185,7 @@ def datum(inputs: Sequence[int], targets: Sequence[int], arrays: dict[str, Float
 def sampling_params(
     *, max_tokens: int, seed: int, stop: Sequence[int], temperature: float, top_p: float, top_k: int
 ) -> Any:
-    """Sampling parameters; ``top_k`` of 0 disables the limit."""
+    """Returns sampling parameters; ``top_k`` of 0 disables the limit."""
     from tinker import types
 
     return types.SamplingParams(
@@ -199,7 +199,7 @@ def sampling_params(
 
 
 def prompt_logprobs(given: Sequence[float | None], tokens: int) -> Floats:
-    """``(tokens - 1,)`` log-probabilities of all tokens but the first, which has none.
+    """Returns ``(tokens - 1,)`` log-probabilities of all tokens but the first, which has none.
 
     Raises:
         RunError: If the server returned another number of values.

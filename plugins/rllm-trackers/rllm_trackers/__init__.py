@@ -1,4 +1,4 @@
-"""Metric trackers for rllm-core, one module each; a tracker's library is imported only when the tracker is selected."""
+"""Metric trackers for rllm-core, one module each. A tracker's library is imported only when the tracker is selected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def trackers() -> list[TrackerProvider]:
-    """``mlflow``, ``swanlab``, ``tensorboard``, ``trackio`` and ``wandb``."""
+    """Provides trackers ``mlflow``, ``swanlab``, ``tensorboard``, ``trackio`` and ``wandb``."""
     return [
         TrackerProvider(
             name="mlflow",

@@ -16,7 +16,7 @@ def files_of(run_dir: str) -> Path:
 
 
 def identity(run_dir: str, tracker: str, new: Callable[[], str]) -> tuple[str, bool]:
-    """The library's run id for this run folder, stored in ``trackers/NAME.json``.
+    """Returns the library's run id for this run folder, stored in ``trackers/NAME.json``.
 
     Args:
         run_dir: Run folder.

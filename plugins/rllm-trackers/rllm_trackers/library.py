@@ -1,4 +1,4 @@
-"""Imports of tracker libraries by name, so that a missing one is a one-line error."""
+"""Imports tracker libraries by name, so that a missing library is a one-line error."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class MlflowTracker(Tracker):
         """See `Tracker.log_table`; a file in the format of MLflow's own ``log_table``, which needs pandas."""
         file = f"{name}/step-{step:06}.json"
         self._client.log_dict(self._run_id, {"columns": list(columns), "data": [list(row) for row in rows]}, file)
-        # The last table is the one that MLflow shows as such.
+        # MLflow shows only the last table in its table view.
         self._client.set_tag(self._run_id, SHOWN_TABLES, json.dumps([{"path": file, "type": "table"}]))
 
     def finish(self, status: Status) -> None:
@@ -89,7 +89,7 @@ class MlflowTracker(Tracker):
         The few keys that may differ on resume do not affect earlier steps.
         """
         experiment = self._client.get_experiment_by_name(self.config.experiment)
-        # By default, files of a database would go to the working directory.
+        # By default, MLflow would put a database's files into the working directory.
         files = None if self.config.tracking_uri else (folder.parent / "mlartifacts").as_uri()
         experiment_id = (
             experiment.experiment_id
@@ -109,5 +109,5 @@ class MlflowTracker(Tracker):
 
 
 def metric_name(name: str) -> str:
-    """A metric name that MLflow accepts: other characters become ``_``."""
+    """Returns a metric name that MLflow accepts, with other characters replaced by ``_``."""
     return NOT_IN_NAMES.sub("_", name)[:MAX_NAME_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Conversion of run files and tables to the form that tracker libraries accept."""
+"""Converts run files and tables to the form that tracker libraries accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Writes a table in Markdown; no cell can end its row, start markup or a tag."""
+    """Writes a table in Markdown; no cell can end its row or start markup or a tag."""
     lines = [columns, ["---"] * len(columns), *([_cell(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

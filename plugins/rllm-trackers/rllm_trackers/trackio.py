@@ -32,7 +32,7 @@ class TrackioConfig(Section):
 
 
 class TrackioTracker(Tracker):
-    """Logs metrics by step. A repeated step has two values. The last entry, ``status``, says how the run ended."""
+    """Logs metrics by step. A repeated step has two values. The last entry, ``status``, states how the run ended."""
 
     name: ClassVar[str] = "trackio"
     config: TrackioConfig

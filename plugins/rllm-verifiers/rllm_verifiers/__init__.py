@@ -1,7 +1,7 @@
-"""Trains on tasksets of the package verifiers, unedited.
+"""Trains on unmodified tasksets of the package verifiers.
 
-The package is also a harness of verifiers, with the id ``rllm_verifiers``: verifiers finds a harness by the name of a
-module, in its ``__all__``.
+The package is also a verifiers harness with the id ``rllm_verifiers``: verifiers finds a harness by module name, in the
+module's ``__all__``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[WorkflowProvider]:
-    """The workflow of this package."""
+    """Provides workflow ``verifiers``."""
     return [
         WorkflowProvider(
             name="verifiers",
@@ -35,7 +35,7 @@ def workflows() -> list[WorkflowProvider]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the harness when verifiers asks for it: listing plugins needs no verifiers."""
+    """Imports the harness when verifiers asks for it, because listing plugins must not need verifiers."""
     if name == "ChatHarness":
         from rllm_verifiers.harness import ChatHarness
 

@@ -1,6 +1,6 @@
-"""Which tasksets play here: loads each, and plays whole rollouts with a scripted policy.
+"""Audits tasksets: loads each, and plays whole rollouts with a scripted policy.
 
-``rllm-core environments audit verifiers`` audits what is installed. ``make verifiers-newest`` audits folders::
+``rllm-core environments audit verifiers`` audits the installed tasksets. ``make verifiers-newest`` audits folders::
 
     python -m rllm_verifiers.audits FOLDER...
 """
@@ -34,24 +34,25 @@ MAX_CAUSE = 240
 
 
 class TookTooLong(BaseException):
-    """A taskset did not load in time; no environment catches this."""
+    """A taskset did not load in time. Not an `Exception`, so that no environment catches it."""
 
 
 def audit(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Loads tasksets and plays them.
 
     Args:
-        names: Names or paths, as in ``verifiers.environment``. Empty means all that are installed.
+        names: Names or paths, as in ``verifiers.environment``; empty for all installed ones.
 
     Yields:
-        A name, and its finding: ``played``, ``turns``, ``players``, and ``refused`` with the cause if it did not play.
+        Each name with its finding: ``played``, ``turns``, ``players``, and ``refused`` with the cause if it was not
+            played.
     """
     for name in names or variants():
         finding: dict[str, Any] = {"audited": True, "played": False}
         began = time.process_time()
         try:
             with _limit(LOAD_SECONDS):
-                # Another prompt than the first is held out, so that both splits are made.
+                # Hold out one prompt besides the first, so that both splits are created.
                 workflow = VerifiersWorkflow(VerifiersConfig(environment=name, validation_size=1, train_size=ROLLOUTS))
                 tasks = [*workflow.tasks("train")][:ROLLOUTS] or [*workflow.tasks("validation")]
             finding["constructs"] = True
@@ -79,7 +80,7 @@ async def _played(workflow: VerifiersWorkflow, tasks: Sequence[Any]) -> list[Epi
     from rllm_devkit.scripted import ByteParser, Script, ScriptedEngine
 
     class Parser(ByteParser):
-        """Reads an answer as a call of the first tool, where there are tools."""
+        """Reads an answer as a call of the first tool, if there are tools."""
 
         supports_tools = True
 
@@ -109,7 +110,7 @@ async def _played(workflow: VerifiersWorkflow, tasks: Sequence[Any]) -> list[Epi
 
 
 def _arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments that fit the schema of a tool, if it is simple."""
+    """Returns arguments that fit a tool's schema, if the schema is simple."""
     found = {}
     for name in schema.get("required", ()):
         kind = schema["properties"][name]
@@ -134,7 +135,7 @@ def _limit(seconds: int) -> Iterator[None]:
 
 
 def main() -> int:
-    """Audits every taskset of the folders, and prints a line for each, and the counts."""
+    """Audits every taskset in the folders, and prints one line for each, then the counts."""
     names: list[str] = []
     for folder in map(Path, sys.argv[1:]):
         found = [*folder.glob("*.py"), *(one for one in folder.iterdir() if (one / "pyproject.toml").is_file())]

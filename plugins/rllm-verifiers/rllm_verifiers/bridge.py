@@ -1,7 +1,7 @@
-"""Leads the calls of verifiers' agents to the conversations of their rollouts.
+"""Routes the calls of verifiers' agents to the conversations of their rollouts.
 
-verifiers relays every call of a trace to the address of a client's config, with the id of the trace as a header. That
-address is ours, so nothing of verifiers is changed, not even in private. An endpoint of `rllm_gateway` for every trace
+verifiers relays every call of a trace to the address in a client's config, with the trace id as a header. The bridge
+listens at that address, so verifiers stays unchanged, even its private parts. An `rllm_gateway` endpoint per trace
 keeps the tokens exact.
 """
 
@@ -27,8 +27,8 @@ class Bridge:
     """One address for all traces of this process.
 
     Args:
-        hide_tools: Whether the model does not see the tools.
-        hide_system: Whether the model does not see system messages.
+        hide_tools: Whether to hide the tools from the model.
+        hide_system: Whether to hide system messages from the model.
     """
 
     def __init__(self, *, hide_tools: bool = False, hide_system: bool = False) -> None:
@@ -37,16 +37,16 @@ class Bridge:
         self._seats: dict[str, Seats] = {}
 
     async def open(self) -> None:
-        """Starts to listen, on a free port of the loopback interface."""
+        """Starts listening on a free port of the loopback interface."""
         await self._server.open()
 
     async def close(self) -> None:
-        """Stops to listen."""
+        """Stops listening."""
         await self._server.close()
 
     @property
     def url(self) -> str:
-        """Address for the client of verifiers."""
+        """Address for verifiers' client."""
         return f"http://127.0.0.1:{self._server.port}/v1"
 
     @asynccontextmanager
@@ -54,7 +54,7 @@ class Bridge:
         """Serves the traces of one rollout.
 
         Raises:
-            Exception: On leaving, what the engine or the parser raised for a call, whatever the environment made of it.
+            Exception: On exit, the engine's or parser's error in a call, even if the environment handled it.
         """
         async with AsyncExitStack() as stack:
             seats = Seats(self._gateway, completer, stack, self._seats)
@@ -76,10 +76,10 @@ class Seats:
     """The agents of one rollout.
 
     Args:
-        gateway: Opens their endpoints.
-        completer: Completer of the rollout.
+        gateway: Gateway that opens their endpoints.
+        completer: The rollout's completer.
         stack: Closes the endpoints when the rollout ends.
-        listed: Where the server finds these seats, by the id of a trace.
+        listed: Where the server finds these seats, by trace id.
     """
 
     def __init__(self, gateway: Gateway, completer: Completer, stack: AsyncExitStack, listed: dict[str, Seats]) -> None:
@@ -92,9 +92,9 @@ class Seats:
         self._endpoints: dict[str, Endpoint] = {}
 
     def seat(self, trace: Any) -> None:
-        """Takes note of a trace, before its agent's first call.
+        """Registers a trace, before its agent's first call.
 
-        Its conversation is a fork named by the agent and its number, so seeds do not depend on the order of the calls.
+        Its conversation is a fork named by the agent and the trace's number, so seeds do not depend on call order.
         """
         own(trace)
         name = trace.agent.name
@@ -103,20 +103,20 @@ class Seats:
         self._listed[trace.id] = self
 
     async def endpoint(self, trace_id: str) -> Endpoint:
-        """Returns the endpoint of a trace; it is opened by the first call."""
+        """Returns the endpoint of a trace; the first call opens it."""
         if trace_id not in self._endpoints:
             fork = self._completer.fork(key=self._keys[trace_id])
             self._endpoints[trace_id] = await self._stack.enter_async_context(self._gateway.rollout(fork))
         return self._endpoints[trace_id]
 
     def steps(self, trace_id: str) -> list[Step]:
-        """Returns what was sampled for a trace; empty if it has not called the model."""
+        """Returns the sampled steps of a trace; empty if it has not called the model."""
         endpoint = self._endpoints.get(trace_id)
         if endpoint is None:
             return []
         return [step for trajectory in endpoint.trajectories() for step in trajectory.steps]
 
     def leave(self) -> None:
-        """Lets no more calls in."""
+        """Rejects further calls."""
         for trace_id in self._keys:
             self._listed.pop(trace_id, None)

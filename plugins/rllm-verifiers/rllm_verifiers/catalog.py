@@ -1,4 +1,4 @@
-"""Tasksets that are installed, found without importing them."""
+"""Finds installed tasksets without importing them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWN = "rllm-verifiers"
 
 
 def variants() -> list[str]:
-    """Returns the names of tasksets in installed packages that require verifiers, and of those in verifiers itself."""
+    """Returns the names of tasksets in verifiers itself, and in installed packages that require it."""
     return sorted({*_of_verifiers(), *_of_packages()})
 
 
@@ -36,7 +36,7 @@ def _of_packages() -> Iterator[str]:
 
 
 def _exports_taskset(file: Path) -> bool:
-    """Whether a module names a taskset, as verifiers requires in its ``__all__``."""
+    """Whether a module exports a taskset in its ``__all__``, as verifiers requires."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The working folders that verifiers makes for rollouts, and leaves behind when their worker is killed."""
+"""The working folders that verifiers makes for rollouts, and leaves behind if their worker is killed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 from hashlib import blake2b
 from typing import Any
 
-# Machines and containers may share a home folder, and have processes with the same number.
+# Machines and containers may share a home folder, and have processes with the same id.
 MACHINE = f"rllm-{blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()}"
 
 
 def own(trace: Any) -> None:
-    """Puts this process into the id of a new trace, by which verifiers names the folder."""
+    """Adds this process to a new trace's id, from which verifiers names the folder."""
     trace.id = f"{MACHINE}-{os.getpid()}-{trace.id}"
 
 
@@ -32,6 +32,6 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # another user's process
         return True
     return True

@@ -1,7 +1,7 @@
-"""A harness of verifiers: the loop of a chat, in this process.
+"""A harness for verifiers: a chat loop in this process.
 
-verifiers' own harnesses are programs, which it installs with ``uv sync`` and starts once per rollout. Its contract for
-`Harness.launch` is that every call of the model goes through the given endpoint, not that a program makes it.
+verifiers' own harnesses are programs, which it installs with ``uv sync`` and starts once per rollout. But its contract
+for `Harness.launch` only requires every model call to go through the given endpoint, not that a program makes it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from verifiers.v1.harnesses.utils.compaction import bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
 MAX_DETAIL = 2000
-NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # the rollout has one
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # the rollout has its own
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """Asks the model, calls the tools that it calls, and ends with its first answer without a call.
+    """Calls the model, executes its tool calls, and ends with its first answer without a call.
 
-    The texts that answer a wrong call are those of verifiers' harness ``null``.
+    It answers wrong calls with the same texts as verifiers' harness ``null``.
     """
 
     APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         data: Any,
         tool_interception_url: str | None = None,
     ) -> vf.ProgramResult:
-        """Plays one segment of the conversation; see `verifiers.v1.Harness.launch`."""
+        """Runs one segment of the conversation; see `verifiers.v1.Harness.launch`."""
         headers = {"Authorization": f"Bearer {secret}"}
         async with (
             AsyncExitStack() as stack,
@@ -71,7 +71,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
                     messages.append(denied or await _called(connections, dispatch, call))
 
     def _begun(self, data: Any) -> list[dict[str, Any]]:
-        """Returns the messages that the task begins with."""
+        """Returns the messages that the task starts with."""
         system, prompt = self.resolve_prompt(data)
         begun = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -80,7 +80,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 async def _denied(session: aiohttp.ClientSession, url: str | None, call: dict[str, Any]) -> dict[str, Any] | None:
-    """Asks the task whether a call may run; returns the result in its place if not."""
+    """Asks the task whether a call may run; if not, returns the result to use instead."""
     if url is None:
         return None
     function = call["function"]

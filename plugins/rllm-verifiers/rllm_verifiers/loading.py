@@ -1,4 +1,4 @@
-"""From the section of the run file to an environment of verifiers, or one line that says why not."""
+"""Loads the environment that the run file selects, or explains in one line why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm_verifiers.config import VerifiersConfig
 
 HARNESS = "rllm_verifiers"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-# Chat loops of verifiers that start a program per rollout; without a shell, ours is the same loop.
+# Chat loops of verifiers that start a program per rollout. Without a shell, our harness is the same loop.
 REPLACED = ("bash", "null")
 MAX_DETAIL = 300
 
@@ -25,12 +25,12 @@ MAX_DETAIL = 300
 def load_environment(config: VerifiersConfig) -> Any:
     """Returns the environment of the run file, as `verifiers.v1.Env`.
 
-    Every agent gets our harness and verifiers' runtime ``subprocess``: verifiers' own defaults are a cloud, and a shell
-    of this machine for the model.
+    Every agent gets our harness and verifiers' runtime ``subprocess``. verifiers' own defaults are a cloud, and a shell
+    on this machine for the model.
 
     Raises:
-        ConfigError: If it cannot be played here: it is not installed, needs a container, a key or data that cannot be
-            had, or an agent needs a program.
+        ConfigError: If the environment cannot be played here: it is not installed, needs a container, or a key or data
+            that is missing, or an agent needs a program.
     """
     with explained(config.environment):
         import verifiers.v1 as vf
@@ -67,17 +67,17 @@ def load_environment(config: VerifiersConfig) -> Any:
 
 @contextmanager
 def explained(environment: str) -> Iterator[None]:
-    """Turns errors of an environment's own code, while it is loaded, into one line.
+    """Reduces an error in an environment's own code during loading to one line.
 
     Raises:
-        ConfigError: Instead of every error.
+        ConfigError: In place of any other error.
     """
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # third-party code
-        # verifiers calls a taskset missing if anything that it imports is.
+        # verifiers reports a taskset as missing if anything it imports is missing.
         if isinstance(error.__cause__, ImportError):
             error = error.__cause__
         missing = isinstance(error, ImportError)
@@ -93,15 +93,15 @@ def explained(environment: str) -> Iterator[None]:
 
 
 def _importable(name: str) -> str:
-    """Returns the id by which verifiers imports a taskset; the path of a user's taskset becomes importable.
+    """Returns the id by which verifiers imports a taskset; makes the path of a user's taskset importable.
 
     Raises:
-        ConfigError: If there is no such file, or Python would import something else by its name.
+        ConfigError: If the file does not exist, or Python would import another module under its name.
     """
     if not name.endswith(".py") and not name.startswith(("./", "../", "/", "~")):
         return name
     path = Path(name).expanduser().resolve()
-    # The layout of verifiers' own environments: a folder with a module or a package of the same name.
+    # verifiers' own environments are folders with a module or a package of the same name.
     inner = [path / f"{path.name}.py", path / path.name / "__init__.py"]
     file = next((one for one in [path / "__init__.py", *inner] if one.is_file()), path)
     if not file.is_file():
@@ -116,7 +116,7 @@ def _importable(name: str) -> str:
     folder = str(module.parent)
     if folder not in sys.path:
         sys.path.append(folder)
-        # Tool servers are programs, which import the taskset, too.
+        # Tool servers are separate programs, which import the taskset, too.
         paths = [one for one in (os.environ.get("PYTHONPATH"), folder) if one]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     for imported in (f"verifiers.v1.tasksets.{module.name}", module.name):
@@ -129,7 +129,7 @@ def _importable(name: str) -> str:
 
 
 def _seat(role: str, declared: Any, default: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of one agent: those of the user, our harness, and the runtime of this machine.
+    """Returns one agent's settings: the user's, our harness, and this machine's runtime.
 
     Raises:
         ConfigError: If the agent needs a program.
@@ -155,7 +155,7 @@ def _seat(role: str, declared: Any, default: str, given: Mapping[str, Any]) -> d
 
 
 def _check_models(config: Any, roles: Mapping[str, Any]) -> None:
-    """Refuses models besides the policy that cannot be reached.
+    """Refuses models other than the policy that cannot be reached.
 
     Raises:
         ConfigError: If an agent or a judge needs a key that is not set, or an agent asks for a model by name only.
@@ -178,7 +178,7 @@ def _check_models(config: Any, roles: Mapping[str, Any]) -> None:
 
 
 def _clients(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yields the configs of clients in a config, and where they are."""
+    """Yields the client configs within a config, with their places."""
     from pydantic import BaseModel
     from verifiers.v1.configs.client import BaseClientConfig
 

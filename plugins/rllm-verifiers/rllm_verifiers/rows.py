@@ -1,4 +1,4 @@
-"""The rows of a taskset as tasks: two splits that share no question, made on demand."""
+"""The rows of a taskset as tasks: two splits without a common question, created on demand."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rllm_verifiers.loading import explained
 
 INFINITE_SIZE = 1_000_000
 HELD_OUT_ONE_IN = 5
-# Names of a row, which are no part of what is asked.
+# Fields that name a row, and so are not part of its question.
 NAMES = {"idx", "id", "name"}
 
 
 class Rows:
     """The tasks of both splits, by ranges of the taskset's order.
 
-    The first rows are held out. A later row that asks the same is not trained, whatever its case of letters. Rows of an
-    infinite taskset are made when they are needed; those of a finite one at once, as verifiers does.
+    The first rows are held out. A later row with the same question, ignoring case, is not trained on. Rows of an
+    infinite taskset are created when needed; those of a finite one all at once, as verifiers does.
 
     Args:
         environment: An environment of verifiers.
-        name: Its name, for errors.
+        name: Name of the environment, for errors.
         train_size: Maximum number of tasks to train on.
         validation_size: Maximum number of tasks to hold out.
     """
@@ -58,7 +58,7 @@ class Rows:
         return self._train if split == "train" else [self._task(row) for row in self._held_out]
 
     def _rows(self, taskset: Any) -> Iterator[Any]:
-        """Yields the rows; what the taskset raises is one line."""
+        """Yields the rows; reduces an error of the taskset to one line."""
         with explained(self._name):
             rows = iter(taskset)
         while True:
@@ -69,7 +69,7 @@ class Rows:
             yield row
 
     def _distinct(self, count: int) -> Iterator[Any]:
-        """Yields the first rows, as many as are wanted; equal ones once."""
+        """Yields the first distinct rows, as many as requested."""
         seen = set()
         for row in itertools.islice(self._stream, count):
             if (said := _said(row)) not in seen:
@@ -77,11 +77,11 @@ class Rows:
                 yield row
 
     def _question(self, row: Any) -> str:
-        """Returns what a row asks, for comparison. Where all prompts are equal, as in games, the whole row asks."""
+        """Returns a row's question for comparison. Where all prompts are equal, as in games, that is the whole row."""
         return _prompt(row) if self._by_prompt else _said(row)
 
     def _task(self, row: Any) -> Task:
-        """Returns a row as a task with its data, from which a worker makes the row again, as verifiers' servers do.
+        """Returns a row as a task whose data lets a worker recreate the row, as verifiers' servers do.
 
         Raises:
             ConfigError: If the row cannot be played on this machine, or does not survive JSON.
@@ -94,7 +94,7 @@ class Rows:
                 resolve_runtime_config(spec.runtime, row)
         except ValueError as error:
             raise ConfigError(f"environment {self._name!r} cannot be played on this machine: {error}") from error
-        data = row.data.model_dump(mode="json")  # defaults, too: the role of a message is one
+        data = row.data.model_dump(mode="json")  # include defaults, such as the role of a message
         if type(row).data_type().model_validate(data) != row.data:
             raise ConfigError(
                 f"row {number} of environment {self._name!r} is not the same after JSON, in which verifiers sends "
@@ -104,7 +104,7 @@ class Rows:
 
 
 def _made_on_demand(stream: Iterator[Task], length: int, name: str) -> LazyTasks:
-    """Returns tasks of an infinite stream, made up to the one that is asked for."""
+    """Returns tasks of an infinite stream, created up to the highest one requested."""
     made: list[Task] = []
 
     def task(position: int) -> Task:
@@ -126,13 +126,13 @@ def _agents(environment: Any) -> list[Any]:
 
 
 def _prompt(row: Any) -> str:
-    """Returns the prompt without its case and blanks; "" for a row whose conversation somebody else opens."""
+    """Returns the prompt without case and white space; "" if the row lets another side open the conversation."""
     data = row.data.model_dump(mode="json", include={"prompt", "system_prompt"}, exclude_none=True)
     return _folded(data) if data.get("prompt") else ""
 
 
 def _said(row: Any) -> str:
-    """Returns all of a row but its names, without case and blanks."""
+    """Returns a row without its names, and without case and white space."""
     return _folded(row.data.model_dump(mode="json", exclude=NAMES, exclude_none=True))
 
 

@@ -1,4 +1,4 @@
-"""``verifiers``: plays an environment of the package verifiers, with its own rewards."""
+"""``verifiers``: runs an environment of the package verifiers, with its own rewards."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rllm_verifiers.loading import load_environment
 from rllm_verifiers.rows import Rows
 
 MODEL = "policy"
-KEY_VARIABLE = "RLLM_VERIFIERS_NO_KEY"  # an endpoint of this process, found by the id of a trace
+KEY_VARIABLE = "RLLM_VERIFIERS_NO_KEY"  # unset: the bridge of this process needs no key, only the trace id
 PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class EpisodeFailed(RuntimeError):
-    """An error that verifiers has recorded in an episode or a trace."""
+    """An error that verifiers recorded in an episode or a trace."""
 
 
 class VerifiersWorkflow(Workflow):
-    """An environment of verifiers owns the conversation; what its agents sample is token-exact.
+    """Lets an environment of verifiers run the conversation, and keeps its agents' samples token-exact.
 
-    Every trace of an episode becomes a trajectory: its role is the name of the agent, its reward that of verifiers, and
-    it is trained if the environment says so. An error in an episode or a trace is raised.
+    Every trace of an episode becomes a trajectory. Its role is the agent's name, its reward comes from verifiers, and
+    it is trained if the environment marks it as trainable. An error in an episode or a trace is raised.
     """
 
     name: ClassVar[str] = "verifiers"
@@ -63,7 +63,7 @@ class VerifiersWorkflow(Workflow):
         return self._rows.split(split)
 
     async def open(self) -> None:
-        """Starts what the agents share: tool servers, verifiers' interception of their calls, and the bridge."""
+        """Starts the agents' shared services: tool servers, verifiers' interception of calls, and the bridge."""
         import verifiers.v1 as vf
 
         environment = self._environment
@@ -80,7 +80,7 @@ class VerifiersWorkflow(Workflow):
         await self._open.enter_async_context(environment.serving())
 
     async def close(self) -> None:
-        """Stops it."""
+        """Stops the services that `open` started."""
         if hasattr(self, "_open"):
             await self._open.aclose()
 
@@ -89,7 +89,7 @@ class VerifiersWorkflow(Workflow):
 
         Raises:
             EpisodeFailed: If the episode or a trace has an error.
-            Terminated: If a stage of it took longer than the environment allows.
+            Terminated: If one of its stages took longer than the environment allows.
         """
         taskset = self._environment.taskset
         kind = type(taskset).task_type()
@@ -100,7 +100,7 @@ class VerifiersWorkflow(Workflow):
         return self._played(task, episode, seats)
 
     def _played(self, task: Task, episode: Any, seats: Seats) -> Episode:
-        """Returns the episode of a rollout with the traces that called the policy."""
+        """Returns the rollout's episode, with the traces that called the policy."""
         trajectories, traces = [], []
         for trace in episode.traces:
             steps = seats.steps(trace.id)
@@ -128,14 +128,14 @@ class VerifiersWorkflow(Workflow):
 
     @classmethod
     def describe(cls, variant: str) -> dict[str, Any]:
-        """What is known of an installed taskset without importing it."""
+        """Describes an installed taskset without importing it."""
         return {"audited": False, "played": False, "notes": ["rllm-core environments audit verifiers plays it"]}
 
     def warm_start(self, rng: Random) -> Iterator[Any] | None:
-        """Yields the conversations of ``verifiers.warm_start``; None if it is not set.
+        """Yields the conversations of ``verifiers.warm_start``; returns None if that is not set.
 
         Raises:
-            ConfigError: If there is no such function.
+            ConfigError: If the function does not exist.
         """
         return self._conversations(rng) if self.config.warm_start else None
 
@@ -162,7 +162,7 @@ def _reason(judged: Sequence[Trajectory]) -> TerminationReason:
 
 
 def _metrics(traces: Sequence[Any]) -> dict[str, float]:
-    """Returns the means of what verifiers recorded in the traces: ``reward_NAME``, weighted, and its metrics."""
+    """Returns the means of verifiers' numbers in the traces: ``reward_NAME``, weighted, and its metrics."""
     found = defaultdict(list)
     several = len({trace.agent.name for trace in traces}) > 1
     for trace in traces:
@@ -173,7 +173,7 @@ def _metrics(traces: Sequence[Any]) -> dict[str, float]:
 
 
 def _check(episode: Any) -> None:
-    """Raises what became of an episode without a reward. verifiers would go on with a reward of 0."""
+    """Raises the error of an episode without a reward; verifiers itself would continue with a reward of 0."""
     for trace in episode.traces:
         if trace.is_timeout:
             raise Terminated(
@@ -189,15 +189,15 @@ def _check(episode: Any) -> None:
 
 
 def _described(error: Any) -> str:
-    """Returns an error that verifiers recorded, with the line of code that raised it."""
-    # The first traceback is the cause; what follows is how verifiers passed it on.
+    """Returns an error that verifiers recorded, with the code line that raised it."""
+    # The first traceback is the cause; later ones show how verifiers re-raised it.
     places = PLACE.findall((error.traceback or "").split("\n\nThe above exception")[0])
     where = f" ({':'.join(places[-1])})" if places else ""
     return f"{error.type}: {error.message}{where}"
 
 
 def _avoid_proxies() -> None:
-    """Lets verifiers' HTTP client find the bridge: a proxy would look for it on its own machine."""
+    """Excludes the bridge from proxies, which would look for it on their own machine."""
     if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ):
         for name in ("NO_PROXY", "no_proxy"):
             os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))

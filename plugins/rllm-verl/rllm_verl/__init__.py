@@ -15,7 +15,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def backends() -> list[BackendProvider]:
-    """Backend ``verl``."""
+    """Provides backend ``verl``."""
     return [
         BackendProvider(
             name="verl",
@@ -31,7 +31,7 @@ def backends() -> list[BackendProvider]:
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """``rllm-core verl-export``."""
+    """Provides command ``rllm-core verl-export``."""
     return [
         CommandProvider(
             name="verl-export",

@@ -1,4 +1,4 @@
-"""Adapters of a model sharded by FSDP: merged into its weights, gathered, and saved for PEFT.
+"""Adapters of a model sharded by FSDP: merges them into its weights, gathers them, and saves them for PEFT.
 
 Nothing here changes the model. Every function that gathers must run on all ranks.
 """
@@ -22,18 +22,18 @@ PREFIX, BASE = "base_model.model.", ".base_layer"
 
 
 def gather(tensor: torch.Tensor, device: Any) -> torch.Tensor:
-    """The whole of a tensor, on ``device``."""
+    """Returns the whole of a sharded tensor, on ``device``."""
     tensor = tensor.detach().to(device)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def layers(module: torch.nn.Module) -> dict[str, LoraLayer]:
-    """Layers with adapters, by the name that the plain model has for them."""
+    """Returns the layers with adapters, keyed by their names in the plain model."""
     return {plain(name): layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
 
 
 def plain(name: str) -> str:
-    """The name that a model without adapters has for a module or a weight."""
+    """Returns a module's or weight's name in a model without adapters."""
     return name.removeprefix(PREFIX).replace(BASE, "")
 
 
@@ -49,7 +49,7 @@ def merged(module: torch.nn.Module, device: Any) -> Iterator[tuple[str, torch.Te
 
 
 def merged_weight(layer: Any, weight: torch.Tensor, device: Any) -> torch.Tensor:
-    """The whole weight of a layer with its adapters merged in."""
+    """Returns the whole weight of a layer, with its adapters merged in."""
     down, up = (gather(part[NAME].weight, device) for part in (layer.lora_A, layer.lora_B))
     merged: torch.Tensor = gather(weight, device) + (up @ down) * layer.scaling[NAME]
     return merged
@@ -57,7 +57,7 @@ def merged_weight(layer: Any, weight: torch.Tensor, device: Any) -> torch.Tensor
 
 @torch.no_grad()
 def gathered(module: torch.nn.Module, device: Any) -> dict[str, torch.Tensor]:
-    """The adapters, whole and in CPU memory, under the names of PEFT's files."""
+    """Returns the whole adapters in CPU memory, under the names in PEFT's files."""
     return {
         name.replace(f".{NAME}.", "."): gather(weight, device).cpu().contiguous()
         for name, weight in module.state_dict().items()
@@ -70,7 +70,7 @@ def save(folder: Path, weights: dict[str, torch.Tensor], module: Any, base: str)
 
     Args:
         folder: Folder to write to.
-        weights: Adapters, under the names of PEFT's files.
+        weights: Adapters, under the names in PEFT's files.
         module: Model with these adapters.
         base: Folder or Hugging Face ID of the model that they belong to.
     """

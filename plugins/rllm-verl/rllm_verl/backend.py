@@ -59,7 +59,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
     """Trains with verl's building blocks, but not with its training loops.
 
     Passes are only collected: verl's ``update_actor`` does forward, backward and step together. The number of passes
-    per step therefore has no effect, and counts are those of the whole step.
+    per step therefore has no effect, and counts cover the whole step.
     """
 
     name: ClassVar[str] = "verl"
@@ -72,7 +72,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         self._cluster: Cluster | None = None
         self._trainers: Any = None
         self._reference: Any = None
-        self._initial: str | None = None  # folder with the weights of another run that this one starts from
+        self._initial: str | None = None  # folder with the weights of another run, which this run starts from
         self._servers: Servers | None = None
         self._engine: VerlEngine | None = None
         self._proofs: Proofs | None = None
@@ -170,7 +170,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     @cached_property
     def _has_servers(self) -> bool:
-        """Whether the run samples: an estimator of target tokens needs a workflow that never does."""
+        """Whether the run samples: an estimator of target tokens requires a workflow that never samples."""
         provided = self.plugins.select(AdvantageEstimatorProvider, self.config.algorithm.name)
         estimator: type[AdvantageEstimator] = self.plugins.load(provided)
         return not estimator.learns_written
@@ -320,9 +320,9 @@ class VerlBackend(BackendProtocol[VerlBatch]):
             await self._servers.sleep()
 
     async def enter_generation(self) -> None:
-        """See `BackendProtocol.enter_generation`: servers without weights get those of the live version again.
+        """See `BackendProtocol.enter_generation`; servers without weights receive the live version again.
 
-        A weight sync has already woken the servers. It has not if the trainer only computed log-probabilities. After an
+        A weight sync has already woken the servers, unless the trainer only computed log-probabilities. After an
         optimizer step, the coming sync wakes them.
         """
         if self._servers is not None and self._servers.are_asleep and self._version is not None:
@@ -362,7 +362,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         """Returns the folder of verl's checkpoint within ours.
 
         Raises:
-            RunError: If it was written by other workers.
+            RunError: If the checkpoint has other adapters, another strategy or another number of trainers.
         """
         state = json.loads((directory / STATE).read_text(encoding="utf-8"))
         here = self._layout
@@ -383,7 +383,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
 
     @property
     def _layout(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with the run that loads it."""
+        """Describes what a checkpoint must share with the run that loads it."""
         adapter = adapter_of(self.verl)
         layout: dict[str, Any] = {"strategy": self.verl.strategy, "trainers": self.verl.trainers}
         return layout if adapter is None else layout | {"adapter": adapter.to_json()}

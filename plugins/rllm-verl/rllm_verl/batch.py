@@ -57,7 +57,7 @@ class Rows:
         return [int(count) for count in self.tensors["attention_mask"].sum(1)]
 
     def to_verl(self, settings: Mapping[str, Any]) -> Any:
-        """A TensorDict without padding, as workers accept it, with ``settings`` for all rows."""
+        """Returns a TensorDict without padding, as workers accept it, with ``settings`` for all rows."""
         import torch
 
         tensors = {name: torch.from_numpy(array) for name, array in self.tensors.items()}
@@ -67,7 +67,7 @@ class Rows:
         return data
 
     def sampled(self, values: torch.Tensor) -> list[Floats]:
-        """Values of sampled tokens, ``(sampled_tokens,)`` per sample, from ``values`` ``(rows, response_tokens)``."""
+        """Returns ``(sampled_tokens,)`` values of each sample's tokens, from ``(rows, response_tokens)`` values."""
         array, mask = values.float().numpy(), self.tensors["response_mask"].astype(bool)
         return [array[row][mask[row]] for row in self.row_of_sample]
 
@@ -105,7 +105,7 @@ def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max
 
 
 def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
-    """``(rows,)`` row order in which equal consecutive parts have about equally many tokens."""
+    """Returns the ``(rows,)`` order in which equal consecutive parts have about equally many tokens."""
     if ranks == 1:
         return np.arange(len(tokens))
     parts = verl_api.use("get_seqlen_balanced_partitions")(tokens, k_partitions=ranks, equal_size=True)
@@ -148,7 +148,7 @@ class _Arrays:
             array[row, self.sampled[row].astype(bool)] = values
 
     def named(self, samples: Sequence[TrainingSample]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays under verl's names; leaves out values that some samples lack."""
+        """Returns the arrays under verl's names; leaves out values that some samples lack."""
         attention = np.concatenate([self.prompt_mask, self.written], 1)
         arrays: dict[str, npt.NDArray[Any]] = {
             "prompts": self.prompts,
@@ -168,10 +168,10 @@ class _Arrays:
 
 
 def _end(sample: TrainingSample) -> int:
-    """End of the last sampled token; later tokens do not affect any log-probability."""
+    """Returns the end of the last sampled token; later tokens do not affect any log-probability."""
     return sample.turn_spans[-1][1] if sample.turn_spans else len(sample.token_ids)
 
 
 def _old_logprobs(sample: TrainingSample) -> Floats | None:
-    """``(sampled_tokens,)`` old log-probabilities: those of the proximal policy, else those of sampling."""
+    """Returns ``(sampled_tokens,)`` old log-probabilities: the proximal policy's, else the sampling policy's."""
     return sample.logprobs if sample.proximal_logprobs is None else sample.proximal_logprobs

@@ -1,4 +1,4 @@
-"""The check of log-probabilities after a weight sync: do the servers compute what the trainer computes?"""
+"""Checks after a weight sync that the servers compute the same log-probabilities as the trainer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rllm_verl.engine import VerlEngine
 from rllm_verl.settings import has_experts, verl_settings
 
 PROMPT = [{"role": "user", "content": "Say something."}]
-# Per server. Many short completions rather than a long one: they are sampled together, and differ.
+# Per server. Many short completions instead of a long one, because they are sampled together, and differ.
 COMPLETIONS = 8
 TOKENS = 16
-# Default of verl.sync_tolerance, in nats, by verl.dtype; and its factor if the model has experts.
+# Default of verl.sync_tolerance, in nats, by verl.dtype; and the factor applied to it if the model has experts.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.1}
 EXPERTS_FACTOR = 2.0
 ATTEMPTS = 2
@@ -27,7 +27,7 @@ Compute = Callable[[Sequence[TrainingSample]], Awaitable[list[Floats]]]
 
 
 def sync_tolerance(config: RunConfig) -> float:
-    """Largest allowed difference in nats; a model whose configuration is unknown is taken for one with experts."""
+    """Returns the largest allowed difference in nats; assumes experts if the model's configuration is unknown."""
     settings = verl_settings(config)
     if settings.sync_tolerance is not None:
         return settings.sync_tolerance
@@ -38,7 +38,7 @@ class Canary:
     """Samples a few tokens from every server, and compares their log-probabilities with the trainer's.
 
     Args:
-        engines: An engine for each server alone, by the server's name.
+        engines: One engine per server, by server name.
         config: Run file.
         compute: The trainer's log-probabilities, with its current weights.
     """
@@ -80,7 +80,7 @@ class Canary:
         )
 
     async def _differences(self, names: Sequence[str], version: int, attempt: int) -> dict[str, LogprobDifference]:
-        """Differences of servers, by name."""
+        """Returns the differences per server name."""
         sampled = dict(
             zip(names, await asyncio.gather(*(self._sampled(name, version, attempt) for name in names)), strict=True)
         )

@@ -15,7 +15,7 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     """Checks the run file.
 
     Returns:
-        What could not be checked, one line each.
+        One line for each thing that could not be checked.
 
     Raises:
         ConfigError: If a setting cannot work.

@@ -1,4 +1,4 @@
-"""Ray, and verl's worker group on it."""
+"""The Ray cluster, and verl's worker groups on it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ ResultT = TypeVar("ResultT")
 
 WORKER_MODULE = "rllm_verl.worker_process"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-# Do not read programs that another vLLM compiled.
+# Do not read programs that a different vLLM compiled.
 ALWAYS = {"VLLM_DISABLE_COMPILE_CACHE": "1", "TOKENIZERS_PARALLELISM": "false"}
-# Weights sent through NCCL must not be in NCCL's own memory.
+# Weights sent through NCCL must not be in memory that NCCL allocated.
 WHEN_SEPARATED = {"NCCL_CUMEM_ENABLE": "0"}
 # Megatron overlaps communication by the order of kernel launches; verl's own trainer sets it too.
 WITH_MEGATRON = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -97,7 +97,7 @@ class Cluster:
         """Starts or joins Ray.
 
         Raises:
-            RunError: If that fails, or another run on this machine has started its own Ray.
+            RunError: If Ray does not start, or another run on this machine has started its own Ray.
         """
         # In the thread that lives as long as the cluster: Ray's processes end with the thread that started them.
         await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
@@ -193,13 +193,13 @@ class Cluster:
             raise RunError(f"{what} failed in a worker: {why}{memory_advice(what, why)}") from error
 
     def dead(self) -> list[str]:
-        """Names of watched actors that have died."""
+        """Returns the names of watched actors that have died."""
         states = ray._private.state.actors
         return [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
 
     @staticmethod
     def log_folder() -> str:
-        """Folder of Ray's logs, which have the workers' output."""
+        """Returns the folder of Ray's logs, which contain the workers' output."""
         node = ray._private.worker._global_node
         return "" if node is None else str(node.get_logs_dir_path())
 
@@ -217,7 +217,7 @@ class Cluster:
 
 
 def worker_environment(settings: VerlConfig) -> dict[str, str]:
-    """Environment variables to set in every process of a run, on all machines."""
+    """Returns the environment variables to set in every process of a run, on all machines."""
     names = [
         name
         for name in os.environ
@@ -238,6 +238,6 @@ def worker_environment(settings: VerlConfig) -> dict[str, str]:
 
 
 def reason(error: RayError) -> str:
-    """Cause of a worker failure, in one line: Ray's own text ends with the error that the worker raised."""
+    """Returns the cause of a worker failure in one line: the worker's own error, which ends Ray's text."""
     cause = getattr(error, "cause", None)
     return one_line(cause) if cause is not None else str(error).strip().rpartition("\n")[2].strip()

@@ -39,7 +39,7 @@ class VerlEngine(RolloutEngine):
         parser: Parser of the prompts; the engine itself does not parse, so any model family works.
         vocabulary_size: Upper bound of token ids, exclusive.
         max_model_tokens: Maximum length of prompt plus completion.
-        sends_seeds: Whether requests have their seeds. Without, the servers' own random numbers are used.
+        sends_seeds: Whether requests carry seeds. If not, servers use their own random numbers.
     """
 
     name: ClassVar[str] = "verl"

@@ -1,4 +1,4 @@
-"""Entropy of the policy, in the trainer's process, without copies of all logits."""
+"""Entropy of the policy in the trainer's process, without copying all logits."""
 
 from __future__ import annotations
 

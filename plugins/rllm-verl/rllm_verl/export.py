@@ -1,6 +1,6 @@
 """Exports a checkpoint: ``export-model``, ``verl-export``.
 
-Weights become a Hugging Face model folder, written by verl's model merger; adapters a folder for PEFT.
+verl's model merger writes weights as a Hugging Face model folder; adapters become a folder for PEFT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rllm_verl.config import VerlConfig
 
 MERGERS = {"bfloat16": "verl.model_merger", "float32": "rllm_verl.merger"}
 MERGE_DEADLINE_SECONDS = 6 * 3600
-# Folder where verl's Megatron bridge writes weights in Hugging Face format; without the bridge there are only shards.
+# Folder where verl's Megatron bridge writes weights in Hugging Face format; without the bridge, there are only shards.
 BRIDGED = Path("model") / "huggingface"
 
 
@@ -141,14 +141,14 @@ def _verified(saved: Path) -> dict[str, Any]:
 
 
 def _precision(saved: Path) -> str:
-    """The precision of the run that the checkpoint is in; the default of ``verl.dtype`` if it is in none."""
+    """Returns the precision of the run that a checkpoint belongs to, or the default of ``verl.dtype`` outside a run."""
     run_file = saved.absolute().parents[1] / "run.toml"
     verl = tomllib.loads(run_file.read_text(encoding="utf-8")).get("verl", {}) if run_file.is_file() else {}
     return str(verl.get("dtype", VerlConfig().dtype))
 
 
 def _copy_adapters(checkpoint: Path, target: Path) -> None:
-    """Copies adapters and tokenizer. The configuration of the model stays behind: the folder has no model."""
+    """Copies adapters and tokenizer. Leaves the model's configuration out, because the folder contains no model."""
     shutil.copytree(checkpoint / ADAPTER, target, dirs_exist_ok=True)
     of_model = ("config.json", "generation_config.json")
     for file in (checkpoint / WEIGHTS / "huggingface").iterdir():

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: equal exactly if every bit is, wherever they are computed."""
+"""Fingerprints of tensors: equal exactly if every bit is equal, wherever they are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Odd, so that a change of one number always changes the sum; its upper bits spread consecutive positions.
+# Odd, so that changing one number always changes the sum; its upper bits separate consecutive positions.
 MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 CHUNK = 1 << 20
 
@@ -41,5 +41,5 @@ class Fingerprint:
         return cls(f"{total % 2**64:016x}", float(torch.stack(squares).sum().sqrt()))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the fingerprint as a JSON object."""
         return {"checksum": self.checksum, "norm": self.norm}

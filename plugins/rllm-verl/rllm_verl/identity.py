@@ -1,6 +1,6 @@
-"""The proof after a weight sync that servers have what was sent: equal fingerprints of the tensors they compute with.
+"""Proves after a weight sync that servers have the weights sent, by fingerprints of the tensors they compute with.
 
-It sees what log-probabilities cannot: differences below the noise of bfloat16, and adapters whose product is zero.
+This detects what log-probabilities cannot: differences below the noise of bfloat16, and adapters whose product is zero.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rllm_core.errors import RunError
 from rllm_verl.cluster import Cluster, reason
 from rllm_verl.lora import Adapter
 
-# Weights compared in one check, which go round; of adapters, all are compared.
+# Weights compared in one check, in rotation; adapters are all compared in every check.
 WEIGHTS = 8
 PLACE = ("rows", "columns", "dtype")
 
 
 class Identity:
-    """Compares what servers serve with what the trainers send.
+    """Compares the tensors that servers use with those that the trainers send.
 
     Args:
         cluster: Ray cluster of the run.
         servers: Ray handle of each server, by the server's name.
         trainers: Worker group of the trainers.
-        adapter: Adapters that servers have, None if they have none.
+        adapter: Adapters of the servers, or None.
         deadline_seconds: Timeout of a server's answer.
 
     Attributes:
@@ -77,7 +77,7 @@ class Identity:
         return {"sync_tensors_compared": float(len({part["name"] for part in parts}))}
 
     async def _sample(self) -> list[str]:
-        """All adapters, and the next few weights."""
+        """Returns all adapters, and the next few weights."""
         if self._names is None:
             [self._names, *_] = await self._cluster.call(
                 "the names of the trainer's weights", self._trainers.sent_names
@@ -104,7 +104,7 @@ class Identity:
         return report
 
     def _problem(self, report: dict[str, Any], version: int, ours: dict[tuple[Any, ...], dict[str, Any]]) -> str:
-        """What is wrong at a server; empty if nothing is."""
+        """Returns what is wrong at a server; empty if nothing is."""
         if report["version"] != version:
             return f"has version {report['version']}"
         differing: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Identity:
 
 
 def _parts(reports: Any) -> list[dict[str, Any]]:
-    """Places of all reported parts, each once, those of one tensor after each other."""
+    """Returns the places of all reported parts, each once, grouped by tensor."""
     found = {
         _key({"name": name, **part}): {"name": name, **{key: part[key] for key in PLACE}}
         for report in reports

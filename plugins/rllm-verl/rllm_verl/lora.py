@@ -1,4 +1,4 @@
-"""``[verl.lora]``: the adapters of a run, and how they reach the servers. Imports neither torch nor verl.
+"""``[verl.lora]``: a run's adapters, and how they reach the servers. Imports neither torch nor verl.
 
 Line numbers in comments are those of verl 0.9.1.
 """
@@ -15,8 +15,8 @@ from rllm_verl.config import LoRAConfig, VerlConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
-# What an adapter may contain that vLLM would ignore or reject, or that would make trainer and servers compute different
-# things, with the value that stands for its absence.
+# Settings of an adapter that vLLM would ignore or reject, or with which trainer and servers would compute different
+# things. Each has the value that means its absence.
 UNSUPPORTED: dict[str, Any] = {
     "alpha_pattern": {},
     "bias": "none",
@@ -30,7 +30,7 @@ UNSUPPORTED: dict[str, Any] = {
     "use_rslora": False,
 }
 
-# Strategy whose weights can be compared with the servers' a tensor at a time, without gathering all.
+# Strategy whose weights can be compared with the servers' one tensor at a time, without gathering all.
 COMPARABLE = "fsdp2"
 
 Sync = Literal["full", "adapter", "merged"]
@@ -41,9 +41,9 @@ class Adapter:
     """Shape of the adapters of a run.
 
     Attributes:
-        rank: Rank of all of them.
+        rank: Rank of all adapters.
         alpha: Scale times rank.
-        target_modules: Names of the layers; empty for all linear layers.
+        target_modules: Names of the adapted layers; empty for all linear layers.
     """
 
     rank: int
@@ -52,16 +52,16 @@ class Adapter:
 
     @property
     def scaling(self) -> float:
-        """Factor of the adapters' product."""
+        """Factor that scales the adapters' product."""
         return self.alpha / self.rank
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the shape as a JSON object."""
         return {"rank": self.rank, "alpha": self.alpha, "target_modules": sorted(self.target_modules)}
 
 
 def describe(adapter: dict[str, Any] | None) -> str:
-    """Names what a run trains, from `Adapter.to_json`; None if it trains all weights."""
+    """Describes in words what a run trains, from `Adapter.to_json`; None means all weights."""
     if adapter is None:
         return "all weights"
     where = ", ".join(adapter["target_modules"]) or "all linear layers"
@@ -69,9 +69,9 @@ def describe(adapter: dict[str, Any] | None) -> str:
 
 
 def sync_of(settings: VerlConfig) -> Sync:
-    """What a weight sync sends: all weights, only the adapters, or weights with the adapters merged in.
+    """Returns what a weight sync sends: all weights, only the adapters, or weights with the adapters merged in.
 
-    Colocated trainers hand servers the adapters alone (engine_workers.py:790-808). Through a checkpoint engine, verl
+    Colocated trainers send servers only the adapters (engine_workers.py:790-808). Through a checkpoint engine, verl
     sends the base model and drops the adapters (engine_workers.py:767, verl#7495), so separated servers get merged
     weights.
     """
@@ -81,10 +81,10 @@ def sync_of(settings: VerlConfig) -> Sync:
 
 
 def adapter_of(settings: VerlConfig) -> Adapter | None:
-    """The adapters of a run, None if it trains all weights.
+    """Returns the adapters of a run; None if it trains all weights.
 
     Raises:
-        ConfigError: If ``verl.lora.adapter`` is no folder of adapters that can be trained and served.
+        ConfigError: If ``verl.lora.adapter`` is not a folder of adapters that can be trained and served.
     """
     lora = settings.lora
     if lora is None:
@@ -105,13 +105,13 @@ def adapter_of(settings: VerlConfig) -> Adapter | None:
 
 
 def base_of(folder: str) -> str | None:
-    """Folder or Hugging Face ID of the model that the adapters in a folder are for; None if they do not say."""
+    """Returns the folder or Hugging Face model ID of the base model named in an adapter folder, or None."""
     found: str | None = _described(folder).get("base_model_name_or_path")
     return found
 
 
 def _described(folder: str) -> dict[str, Any]:
-    """The configuration in a folder of adapters."""
+    """Returns the configuration in an adapter folder."""
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (Path(folder) / name).is_file()]
     if missing:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _check_given(lora: LoRAConfig, found: Adapter) -> None:
 
 
 def model_settings(settings: VerlConfig) -> dict[str, Any]:
-    """Settings of verl's section ``actor_rollout_ref.model``."""
+    """Returns the settings of verl's section ``actor_rollout_ref.model``."""
     adapter = adapter_of(settings)
     if adapter is None:
         return {}

@@ -10,7 +10,7 @@ from rllm_verl.config import VerlConfig
 from rllm_verl.lora import Sync, adapter_of, base_of, sync_of
 from rllm_verl.settings import has_experts, model_description, verl_settings
 
-# The largest of vLLM's MaxLoRARanks (config/lora.py).
+# Maximum of vLLM's MaxLoRARanks (config/lora.py).
 MAX_SERVED_RANK = 512
 
 
@@ -18,7 +18,7 @@ def check_lora(config: RunConfig) -> list[str]:
     """Checks ``[verl.lora]``.
 
     Returns:
-        What could not be checked, one line each.
+        One line for each thing that could not be checked.
 
     Raises:
         ConfigError: If a setting cannot work.
@@ -107,7 +107,7 @@ def _check_combination(config: RunConfig, settings: VerlConfig) -> None:
 
 
 def linear_layers(config: RunConfig) -> frozenset[str] | None:
-    """Names of the model's linear layers except for the head; None if its description is not on this machine."""
+    """Returns the names of the model's linear layers except the head; None if its config.json is missing here."""
     if not model_description(config.model.path):
         return None
     import torch

@@ -1,4 +1,4 @@
-"""Policy losses: verl's own where it has them; all others, from the core or plugins, through verl's registry.
+"""Policy losses: verl's own losses where they exist; all others, from the core or plugins, through verl's registry.
 
 ``NATIVE`` lists the losses that verl has under another name. The others run as `PolicyLoss` in verl's registry: verl
 passes them the same tensors, and aggregates their results with the same counts.
@@ -117,7 +117,7 @@ class VerlLoss:
         metrics: dict[str, Any] = {}
         if len(sequences):
             found = losses_of(self.loss, inputs)
-            # In the dtype of the losses: under autocast, it may be another than that of the log-probabilities.
+            # Use the dtype of the losses: under autocast, it may differ from that of the log-probabilities.
             losses = found.new_zeros(log_prob.shape).masked_scatter(mask, found)
             clipped = clipped_of(self.loss, inputs)
             if clipped is not None:
@@ -131,7 +131,7 @@ class VerlLoss:
 
 
 def _sequence_of_token(counts: torch.Tensor) -> torch.Tensor:
-    """``(tokens,)`` sequence index of each token, from ``(sequences,)`` token counts."""
+    """Returns the ``(tokens,)`` sequence index of each token, from ``(sequences,)`` token counts."""
     import torch
 
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

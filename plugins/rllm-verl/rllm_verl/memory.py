@@ -1,4 +1,4 @@
-"""Memory that a run of backend ``verl`` needs, by arithmetic. Imports neither torch nor verl.
+"""Calculates the memory that a run of backend ``verl`` needs. Imports neither torch nor verl.
 
 ``docs/memory.md`` explains the formulas. Line numbers in comments are those of verl 0.9.1.
 """
@@ -73,13 +73,13 @@ class Sizes:
 
     @cached_property
     def adapters(self) -> int:
-        """Parameters of all adapters; 0 without adapters."""
+        """Number of parameters in all adapters; 0 without adapters."""
         adapter = adapter_of(self.verl)
         if adapter is None:
             return 0
         sizes = _linear_layers(self.shape)
         names = [name.rpartition(".")[2] for name in adapter.target_modules] or sizes
-        # Of a layer that is not among the usual ones, the size is unknown: as large as the largest.
+        # The size of an unusual layer is unknown, so assume that of the largest.
         largest = max(sizes.values())
         return self.shape.layers * adapter.rank * sum(sizes.get(name, largest) for name in names)
 
@@ -118,7 +118,7 @@ class Sizes:
 
     @property
     def logits(self) -> int:
-        """Logits of one micro-batch, and what the loss computes from them."""
+        """Logits of one micro-batch, and the tensors that the loss computes from them."""
         algorithm = self.config.algorithm
         has_entropy = max(algorithm.entropy_coefficient, algorithm.entropy_coefficient_final or 0) > 0
         is_flash = self.verl.attention.startswith("flash") and self.verl.dtype == "bfloat16"
@@ -131,11 +131,12 @@ class Sizes:
     def gathered(self) -> int:
         """Whole layers that FSDP2 gathers: one in use and the next, and the gradient of one before it is scattered.
 
-        The same for embedding and head: units of their own, or one that stays gathered if tied (fsdp_utils.py:549).
+        Embedding and head are gathered in the same way, as separate units, or as one unit that stays gathered if they
+        are tied (fsdp_utils.py:549).
         """
         size, shape = BYTES[self.verl.dtype], self.shape
         unit = shape.vocabulary * shape.hidden
-        if self.adapters:  # the gradient is that of a layer's adapters, far smaller than the layer
+        if self.adapters:  # the gradient belongs to a layer's adapters, far smaller than the layer
             return max(shape.layer_parameters * 2 * size + (unit * size if shape.tied else 0), unit * 2 * size)
         layers = shape.layer_parameters * (3 * size + FLOAT32) + (unit * size if shape.tied else 0)
         return max(layers, unit * (2 * size + FLOAT32))
@@ -155,7 +156,7 @@ class Sizes:
 
     @property
     def server_needs(self) -> Parts:
-        """Least memory of a server on one device: for weights, one pass, and one sequence of the maximum length."""
+        """Minimum memory of a server on one device: for weights, one pass, and one sequence of the maximum length."""
         verl, shape, parallel = self.verl, self.shape, self.verl.tensor_parallel
         size = BYTES[verl.dtype]
         kv_shards = min(parallel, shape.kv_heads)
@@ -170,7 +171,7 @@ class Sizes:
 
     @property
     def server_share(self) -> Parts:
-        """What an awake server occupies: all of its share, of which the cache takes what is left."""
+        """Memory of an awake server: its whole share, where the cache takes what the rest leaves free."""
         needs = sum(size for _, size in self.server_needs)
         whole = needs if self.capacity is None else int(self.verl.server_memory_share * self.capacity)
         return [("server weights", self.server_weights), ("cache", max(0, whole - self.server_weights))]
@@ -187,7 +188,7 @@ class Sizes:
 
     @property
     def merged(self) -> int:
-        """A layer's weight and the product of its adapters, while they are merged (`rllm_verl.adapter_weights`)."""
+        """Memory to merge adapters: a layer's weight and the product of its adapters (`rllm_verl.adapter_weights`)."""
         if sync_of(self.verl) != "merged":
             return 0
         return 2 * FLOAT32 * self.shape.hidden * max(self.shape.intermediate, self.shape.heads * self.shape.head_dim)
@@ -211,7 +212,7 @@ def estimate(
 
     Args:
         config: Run file.
-        verl: Its section ``[verl]``.
+        verl: Section ``[verl]`` of the run file.
         actor: verl's section ``actor_rollout_ref.actor``.
         shape: Shape of the model.
         capacity: Memory of each device in bytes; None if unknown.
@@ -264,8 +265,9 @@ def _separated(sizes: Sizes) -> list[Device]:
             *contexts,
         ],
     }
-    # Beside the server, another process receives into two buffers, merges a weight that is larger than one, and hands
-    # it over in a third buffer, or as it is (checkpoint_engine/base.py:595-632, bucketed_weight_transfer.py:140-146).
+    # Next to the server, another process receives into two buffers, merges a weight that is larger than one buffer, and
+    # passes it on in a third buffer, or as it is (checkpoint_engine/base.py:595-632,
+    # bucketed_weight_transfer.py:140-146).
     merged = 2 * sizes.largest_weight if sizes.largest_weight > sizes.bucket else 0
     outside = [("contexts", sizes.server_context)]
     sampling = {
@@ -291,7 +293,7 @@ def _work(sizes: Sizes) -> Parts:
 
 
 def _machine(sizes: Sizes) -> Device:
-    """Host memory of the first training machine, which loads the model for all.
+    """Memory of the first training machine's host, which loads the model for all.
 
     If embeddings are tied, each of its processes loads the whole model (transformer_impl.py:266).
     """
@@ -346,7 +348,7 @@ def _device(name: str, count: int, capacity: int | None, phases: dict[str, Parts
 
 
 def installed_bytes() -> int | None:
-    """Memory of the smallest NVIDIA GPU of this machine, as the driver reports it; None if there is none.
+    """Returns the memory of this machine's smallest NVIDIA GPU, as the driver reports it; None without a GPU.
 
     Asks the driver's tool, because torch would start CUDA in this process.
     """

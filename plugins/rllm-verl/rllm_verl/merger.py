@@ -1,4 +1,4 @@
-"""verl's merger of FSDP checkpoints in float32; the one of verl itself rounds every weight to bfloat16.
+"""verl's merger of FSDP checkpoints, changed to float32: the original rounds every weight to bfloat16.
 
 Runs in a process of its own, because it changes torch there: ``python -m rllm_verl.merger merge ...``, with the
 arguments of ``python -m verl.model_merger``.

@@ -1,26 +1,26 @@
-"""The proofs after a weight sync that the servers have the trainer's weights."""
+"""Proves after a weight sync that the servers have the trainer's weights."""
 
 from __future__ import annotations
 
 from rllm_verl.canary import Canary
 from rllm_verl.identity import Identity
 
-# First checks that compare log-probabilities: of the weights that a run starts from, and of the first trained ones. New
-# adapters have no effect until they are trained, so the first check alone would say nothing about them.
+# First checks that compare log-probabilities: with the initial weights, and with the first trained ones. New adapters
+# have no effect until they are trained, so the first check alone would prove nothing about them.
 FIRST_CHECKS = 2
-# Default of verl.sync_numbers_every where equal tensors already show that a server got all that was sent. Sampling
-# costs ten times as much, and then only tells whether the server computes with these tensors as it did before.
+# Default of verl.sync_numbers_every where equal tensors already prove that a server received everything. Sampling costs
+# ten times as much, and then only shows whether the server computes with these tensors as it did before.
 WHERE_ALL_IS_COMPARED = 8
 
 
 class Proofs:
-    """Runs the proofs at the first weight sync of a process, and then at every n-th.
+    """Runs the proofs at the first weight sync of a process, and then at every n-th sync.
 
     Args:
         identity: Compares tensors; None where they cannot be compared.
         canary: Compares log-probabilities.
-        every: Weight syncs from one check to the next.
-        numbers_every: Checks from one comparison of log-probabilities to the next; None for the default.
+        every: Number of weight syncs from one check to the next.
+        numbers_every: Number of checks from one comparison of log-probabilities to the next; None for the default.
     """
 
     def __init__(self, identity: Identity | None, canary: Canary, every: int, numbers_every: int | None) -> None:
@@ -32,7 +32,7 @@ class Proofs:
         self._checks = 0
 
     async def check(self, version: int) -> dict[str, float]:
-        """Checks all servers, if it is this sync's turn.
+        """Checks all servers, if a check is due at this sync.
 
         Returns:
             Metrics.

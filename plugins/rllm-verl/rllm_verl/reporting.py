@@ -1,4 +1,4 @@
-"""verl's vLLM servers, which also report what they serve. Uses verl's extension point for other servers."""
+"""verl's vLLM servers, extended to report their tensors through verl's extension point for other servers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ WORKER = "rllm_verl.served.ReportingWorker"
 
 
 class ReportingServer(verl_api.use("vLLMHttpServer")):  # type: ignore[misc]
-    """Asks its workers, whose answers verl's own method drops."""
+    """Collects its workers' answers, which verl's own method drops."""
 
     def _get_worker_extension_cls(self) -> str:
         return WORKER
 
     async def report(self, names: list[str]) -> dict[str, Any]:
-        """Reports the weight version, and what each worker serves; see `rllm_verl.served.ReportingWorker`."""
+        """Reports the weight version, and the tensors of each worker; see `rllm_verl.served.ReportingWorker`."""
         workers = await self.engine.collective_rpc("report_served", args=(names,))
         return {"version": self.global_steps, "workers": workers}
 
 
 class ReportingReplica(verl_api.use("vLLMReplica")):  # type: ignore[misc]
-    """A server on one machine or more."""
+    """A server on one or more machines."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -32,6 +32,6 @@ class ReportingReplica(verl_api.use("vLLMReplica")):  # type: ignore[misc]
 
 
 class ReportingManager(verl_api.use("LLMServerManager")):  # type: ignore[misc]
-    """Starts such servers."""
+    """Starts reporting servers."""
 
     rollout_replica_class = ReportingReplica

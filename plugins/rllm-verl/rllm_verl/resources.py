@@ -1,4 +1,4 @@
-"""Whether a Ray cluster has room for a run's workers. Ray itself waits for missing resources without an error."""
+"""Checks whether a Ray cluster has room for a run's workers. Ray itself waits silently for missing resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllm_verl.config import VerlConfig
 GROUPS_PER_DEVICE = 3
 # verl requests this many for each device of a separated server (`RolloutReplica.init_standalone`).
 CPUS_PER_SERVER_DEVICE = 2
-# For the actors outside of the groups (a server's front, verl's router): Ray needs a free CPU to place each, and then
+# Ray needs one free CPU to place each actor outside the groups (a server's front, verl's router), but the actor then
 # takes none.
 CPUS_TO_PLACE_ACTORS = 1
 
@@ -30,7 +30,7 @@ class _Group:
         return self.devices * self.cpus_per_device
 
     def fitting(self, machines: Sequence[Mapping[str, float]], resource: str, *, cpus_count: bool) -> int:
-        """Number of such groups that fit on the machines, if nothing else runs there."""
+        """Returns the number of such groups that fit on the machines if nothing else runs there."""
         found = 0
         for machine in machines:
             by_devices = int(machine.get(resource, 0)) // self.devices

@@ -1,4 +1,4 @@
-"""Which server a request goes to: the turns of a conversation stay together, so that each finds its prefix cache."""
+"""Routes requests to servers: the turns of a conversation stay on one server, so that each finds its prefix cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from rllm_core.types import TokenIds
 
-# vLLM caches whole blocks of this many tokens, so a shorter conversation has nothing to find.
+# vLLM caches whole blocks of this size, so a shorter conversation has no cache to find.
 BLOCK_TOKENS = 16
-# verl's router remembers as many.
+# verl's router remembers the same number.
 MOST_CONVERSATIONS = 10_000
 
 
@@ -25,7 +25,7 @@ class Conversations:
     """
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[int, str] = OrderedDict()  # by the hash of all whole blocks
+        self._ids: OrderedDict[int, str] = OrderedDict()  # keyed by the hash of all whole blocks
         self._version: int | None = None
 
     def routing_id(self, prompt_ids: TokenIds, version: int) -> str:
@@ -61,7 +61,7 @@ class Conversations:
 
 
 def _chained(ids: TokenIds) -> list[int]:
-    """One hash per whole block, each of all tokens up to the block's end."""
+    """Returns one hash per whole block, each covering all tokens up to the block's end."""
     plain = np.ascontiguousarray(ids, np.int64)
     hashes: list[int] = []
     chain = 0

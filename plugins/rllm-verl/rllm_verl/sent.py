@@ -1,4 +1,4 @@
-"""What a weight sync sends, as the servers should have it. Runs in the trainers, on all ranks at once."""
+"""The tensors that a weight sync sends, as the servers should have them. Runs in the trainers, on all ranks at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SentTensors:
     Args:
         module: Model, sharded by FSDP2.
         device: Device to gather on.
-        sync: What a weight sync sends.
+        sync: Kind of weight sync, see `rllm_verl.lora.sync_of`.
     """
 
     def __init__(self, module: torch.nn.Module, device: Any, sync: Sync) -> None:
@@ -27,7 +27,7 @@ class SentTensors:
         self._weights = {plain(name): weight for name, weight in module.state_dict().items() if ".lora_" not in name}
 
     def names(self) -> dict[str, list[str]]:
-        """Names of ``weights``, and of ``adapters`` if they are sent on their own."""
+        """Returns the names of ``weights``, and of ``adapters`` if they are sent separately."""
         adapters = sorted(self._adapted) if self._sync == "adapter" else []
         return {
             "weights": sorted(self._weights),
@@ -36,7 +36,7 @@ class SentTensors:
 
     @torch.no_grad()
     def report(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Fingerprints of parts.
+        """Returns fingerprints of parts of tensors.
 
         Args:
             parts: ``name``, ``rows``, ``columns`` and ``dtype`` of each; parts of one tensor follow each other.

@@ -1,7 +1,7 @@
-"""What a server serves, read from the tensors it computes with. Runs in vLLM's workers.
+"""The weights that a server uses, read from the tensors it computes with. Runs in vLLM's workers.
 
-A server has its own names and shapes: it packs some layers into one, and each of its workers may have a part only.
-Here, every name is that of transformers, with ``.lora_A`` or ``.lora_B`` appended to a layer's name for its adapters.
+A server has its own names and shapes: it packs some layers into one, and each of its workers may hold only a part.
+Names here follow transformers, with ``.lora_A`` or ``.lora_B`` appended to a layer's name for its adapters.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a tensor that one worker has.
+    """The part of a tensor that one worker holds.
 
     Attributes:
-        tensor: Its values.
-        rows: Rows of the whole tensor that it has.
-        columns: Columns of the whole tensor that it has; None for a vector.
+        tensor: Values of the part.
+        rows: Range of rows in the whole tensor.
+        columns: Range of columns in the whole tensor; None for a vector.
     """
 
     tensor: torch.Tensor
@@ -42,14 +42,14 @@ class Part:
     columns: Range | None
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, with the fingerprint in place of the values."""
+        """Returns the part as a JSON object, with the fingerprint in place of the values."""
         place = {"rows": list(self.rows), "columns": None if self.columns is None else list(self.columns)}
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return {**place, "dtype": dtype, **Fingerprint.of(self.tensor).to_json()}
 
 
 class ReportingWorker(verl_api.use("vLLMColocateWorkerExtension")):  # type: ignore[misc]
-    """verl's extension of vLLM's workers, which also reports what they serve."""
+    """verl's extension of vLLM's workers, which also reports the tensors they use."""
 
     def report_served(self, names: list[str]) -> dict[str, Any]:
         """Reports the adapters and some tensors.
@@ -59,7 +59,7 @@ class ReportingWorker(verl_api.use("vLLMColocateWorkerExtension")):  # type: ign
 
         Returns:
             JSON object: ``adapter`` (``rank``, ``scaling``; None without one), and ``tensors`` by name, with None for
-            those that have another shape here than in transformers, such as experts.
+            tensors whose shape differs from transformers, such as experts.
         """
         manager = getattr(self.model_runner, "lora_manager", None)
         served = Served(self.model_runner.model, None if manager is None else manager._adapter_manager)
@@ -75,7 +75,7 @@ class Served:
 
     Args:
         model: Model of vLLM.
-        adapters: vLLM's manager of adapters, None if it serves none.
+        adapters: vLLM's adapter manager, or None without adapters.
     """
 
     def __init__(self, model: Any, adapters: Any) -> None:
@@ -83,13 +83,13 @@ class Served:
         self._adapters = adapters
         packed = getattr(model, "packed_modules_mapping", None) or {}
         self._packed = {part: (whole, parts.index(part)) for whole, parts in packed.items() for part in parts}
-        # Where vLLM keeps the adapters that its forward pass uses. verl always loads them under one number.
+        # Where vLLM keeps the adapters of its forward pass. verl always loads them under the same number.
         self._number = verl_api.use("VLLM_LORA_INT_ID")
         slots = [] if adapters is None else list(adapters.lora_index_to_id)
         self._slot = slots.index(self._number) if self._number in slots else None
 
     def adapter(self) -> dict[str, Any] | None:
-        """Rank and scaling of the adapters that the server computes with; None without adapters."""
+        """Rank and scaling of the adapters that the server uses; None without adapters."""
         if self._slot is None:
             return None
         found = self._adapters._registered_adapters[self._number]
@@ -98,7 +98,7 @@ class Served:
         return {"rank": found.rank, "scaling": next(alpha for alpha in alphas if alpha is not None) / found.rank}
 
     def part(self, name: str) -> Part | None:
-        """The part of a tensor that this worker has; None if it cannot be found, or has another shape here."""
+        """Returns this worker's part of a tensor; None if it cannot be found, or has another shape here."""
         place, _, leaf = name.rpartition(".")
         parent, _, last = place.rpartition(".")
         whole, index = self._packed.get(last, (last, 0))
@@ -113,7 +113,7 @@ class Served:
         return None if tensor is None else _weight_part(base, tensor, index)
 
     def _renamed(self, parent: str) -> str:
-        """VLLM's name of a module that contains layers; its mapper would also replace the names of packed layers."""
+        """Returns vLLM's name of a module that contains layers; its own mapper would also rename packed layers."""
         mapper = getattr(self._model, "hf_to_vllm_mapper", None)
         if mapper is None or not parent:
             return parent
@@ -148,7 +148,7 @@ def _weight_part(base: Any, tensor: torch.Tensor, index: int) -> Part | None:
 
 
 def _split(base: Any, index: int) -> tuple[Range, Range, Range | None]:
-    """Rows of the whole tensor, rows of this worker's, and columns of the whole tensor, of a part of a packed layer."""
+    """Returns a packed layer's part as three ranges: rows of the whole, rows of this worker, columns of the whole."""
     if isinstance(base, QKVParallelLinear):
         sizes = [base.num_heads * base.head_size, *[base.num_kv_heads * base.head_size] * 2]
         shard = base.tp_rank if index == 0 else base.tp_rank // base.num_kv_head_replicas

@@ -63,14 +63,14 @@ class Servers:
         )
 
     def engines(self, parser: BaseParser, max_model_tokens: int) -> dict[str, VerlEngine]:
-        """Creates an engine for each server alone, by the server's name."""
+        """Creates one engine per server, by server name."""
         return {
             f"server {number}": self._engine(OneServer(replica._server_handle), parser, max_model_tokens, may_seed=True)
             for number, replica in enumerate(self._manager.get_replicas())
         }
 
     def handles(self) -> dict[str, Any]:
-        """Ray handles of the servers, by their names."""
+        """Returns the servers' Ray handles, by server name."""
         return {f"server {number}": each._server_handle for number, each in enumerate(self._manager.get_replicas())}
 
     def _engine(self, client: Any, parser: BaseParser, max_model_tokens: int, *, may_seed: bool) -> VerlEngine:

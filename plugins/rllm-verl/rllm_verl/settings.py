@@ -1,4 +1,4 @@
-"""Conversion of the run file to verl's configuration, which verl's workers turn into dataclasses."""
+"""Converts the run file to verl's configuration, which verl's workers turn into dataclasses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CONFIG_FILE = "config.json"
 
 
 def verl_settings(config: RunConfig) -> VerlConfig:
-    """``[verl]``."""
+    """Returns the settings of ``[verl]``."""
     found: VerlConfig = config.plugins.get("verl") or VerlConfig()
     return found
 
@@ -123,7 +123,7 @@ def _takes_any(parent: str) -> bool:
 
 
 def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str, Any]:
-    """Settings that differ from verl's defaults."""
+    """Returns the settings that differ from verl's defaults."""
     is_separated = settings.placement == "separated"
     releases = settings.release_memory and not is_separated
     return {
@@ -167,8 +167,8 @@ def _tables(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str
                 "max_model_len": max_model_tokens(config),
                 "max_num_seqs": settings.max_batch_rows,
                 "max_num_batched_tokens": settings.max_batch_tokens,
-                # Scaled by temperature, as the trainer's are. Also truncated by top_k and top_p, so checks.py rejects
-                # those.
+                # Scale by temperature, like the trainer's log-probabilities. These are also truncated by top_k and
+                # top_p, so checks.py rejects those settings.
                 "logprobs_mode": "processed_logprobs",
                 "calculate_log_probs": True,
                 "seed": config.training.seed,
@@ -196,7 +196,7 @@ def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str,
             "ppo_mini_batch_size": config.training.groups_per_step * config.training.rollouts_per_group,
             "shuffle": False,
             "use_torch_compile": False,
-            # Without chunks, the entropy takes 6.5 times the logits in float32. See also `rllm_verl.entropy`.
+            # Without chunks, the entropy takes 6.5 times the size of the float32 logits. See also `rllm_verl.entropy`.
             "entropy_from_logits_with_chunking": True,
             "checkpoint": {
                 "save_contents": ["model", "optimizer", "extra"],
@@ -216,7 +216,7 @@ def _actor(config: RunConfig, settings: VerlConfig, loss: VerlLoss) -> dict[str,
 
 
 def _megatron(config: RunConfig, settings: VerlConfig) -> dict[str, Any]:
-    """Settings of the actor under the names that they have for Megatron; the reference takes the actor's."""
+    """Returns the actor's settings under Megatron's names; the reference inherits them."""
     recomputes = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     optimizer = config.optimizer
     return {
@@ -259,7 +259,7 @@ def _sharding(settings: VerlConfig, *, forward_only: bool) -> dict[str, Any]:
 
 
 def max_model_tokens(config: RunConfig) -> int:
-    """Maximum length of prompt plus completion: from the run file, else from the model's config.json.
+    """Returns the maximum length of prompt plus completion: from the run file, else from the model's config.json.
 
     Raises:
         ConfigError: If neither has it.
@@ -287,7 +287,7 @@ def is_model_folder(path: str) -> bool:
 
 
 def model_description(path: str) -> dict[str, Any]:
-    """The model's config.json; empty if the model is on the Hugging Face Hub and this machine does not have it yet."""
+    """Returns the model's config.json; empty for a Hugging Face model that is not yet on this machine."""
     file: Path | None = Path(path) / CONFIG_FILE
     if not is_model_folder(path):
         file = _downloaded(path)
@@ -305,7 +305,7 @@ def _downloaded(name: str) -> Path | None:
 
 
 def text_description(path: str) -> dict[str, Any]:
-    """The part of the model's config.json about its language model; empty if unknown."""
+    """Returns the part of the model's config.json about its language model; empty if unknown."""
     described = model_description(path)
     found: dict[str, Any] = described.get("text_config", described)
     return found

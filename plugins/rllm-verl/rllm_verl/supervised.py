@@ -147,7 +147,7 @@ class SupervisedDataset(Dataset[Tensors]):
                 )
             kept = slice(None, most) if self.config.truncation == "right" else slice(-most, None)
             ids, learned = ids[kept], learned[kept]
-        learned[0] = False  # no earlier token to predict it from
+        learned[0] = False  # no earlier token can predict the first one
         self._tokens.frombytes(ids.astype(np.int32).tobytes())
         self._learned += learned.astype(np.uint8).tobytes()
         self._ends.append(len(self._tokens))
@@ -169,7 +169,7 @@ def create_sft_dataset(
 
 
 def _checked(config: Mapping[str, Any] | None) -> _DataConfig:
-    """The validated keys of verl's ``data`` that this dataset uses."""
+    """Returns the validated keys of verl's ``data`` that this dataset uses."""
     from omegaconf import DictConfig, OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config or {})

@@ -50,7 +50,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "vLLMReplica": "verl.workers.rollout.vllm_rollout.vllm_async_server",
     },
 }
-# Module of verl's Hydra configurations, and the trainer's base configuration.
+# Module of verl's Hydra configurations, and the base configuration of its trainer.
 CONFIG_MODULE, CONFIG_NAME = "verl.trainer.config", "ppo_trainer"
 
 
@@ -80,7 +80,7 @@ def prepare_ray(*, is_own: bool) -> None:
 
 
 def installed_version() -> str:
-    """The installed version of verl, if supported.
+    """Returns the installed version of verl, if it is supported.
 
     Raises:
         ConfigError: If verl is missing or has an unsupported version; the message names both versions.
@@ -116,7 +116,7 @@ def use(name: str) -> Any:
 
 
 def _places(version: str) -> dict[str, str]:
-    """Import paths for ``version``: those of the latest known version that is not newer."""
+    """Returns the import paths for ``version``: those of the latest known version that is not newer."""
     from packaging.version import Version
 
     known = sorted((Version(name), name) for name in IMPORTS if Version(name) <= Version(version))

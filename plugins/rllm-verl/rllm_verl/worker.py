@@ -43,13 +43,13 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         self._run = run
         self._settings = verl_settings(run)
         self._synced: list[torch.Tensor] = []
-        self._initial: list[torch.Tensor] | None = None  # adapters that the run started from, unless they are new
+        self._initial: list[torch.Tensor] | None = None  # adapters that the run started from; None if they are new
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Registers the policy loss, then loads the models."""
         VerlLoss(self._run, plugins).register()
-        torch.manual_seed(self._run.training.seed)  # of new adapters
+        torch.manual_seed(self._run.training.seed)  # seeds new adapters
         super().init_model()
         if self._settings.lora is not None and self._settings.lora.adapter:
             self._initial = self._copied()
@@ -71,7 +71,7 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def remember_synced_weights(self) -> None:
-        """Copies this rank's share of the weights, which have just gone live."""
+        """Copies this rank's share of the weights, which have just become live."""
         self._synced = self._copied()
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
@@ -86,7 +86,7 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=by_rank(mesh_name="actor"))
     def compute_initial_log_prob(self, data: Any) -> Any:
-        """`compute_log_prob` with the adapters that the run started from: new ones have no effect, so with none."""
+        """Computes log-probabilities with the initial adapters; new ones have no effect, so without any."""
         if self._initial is None:
             verl_api.use("assign_non_tensor")(data, no_lora_adapter=True)
             return self.compute_log_prob(data)
@@ -110,12 +110,12 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_names(self) -> dict[str, list[str]]:
-        """Names of the tensors that a weight sync sends; see `SentTensors.names`."""
+        """Returns the names of the tensors that a weight sync sends; see `SentTensors.names`."""
         return self._sent().names()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def report_sent(self, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Fingerprints of parts of tensors, as a weight sync sends them now; see `SentTensors.report`."""
+        """Returns fingerprints of parts of tensors as a weight sync sends them now; see `SentTensors.report`."""
         return self._sent().report(parts)
 
     def _sent(self) -> SentTensors:
@@ -147,7 +147,7 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
             self._initial = self._copied()
 
     def _shares(self) -> list[torch.Tensor]:
-        """This rank's share of each trained parameter."""
+        """Returns this rank's share of each trained parameter."""
         parameters = [each for each in self.actor.engine.module.parameters() if each.requires_grad]
         return [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
 

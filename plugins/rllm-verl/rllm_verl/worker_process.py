@@ -1,4 +1,4 @@
-"""Imported by verl in every process of a run, so that workers have the same plugins as the driver."""
+"""Imported by verl in every process of a run, so that workers load the same plugins as the driver."""
 
 from rllm_core.plugins import PluginManager
 

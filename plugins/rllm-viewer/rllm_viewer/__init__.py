@@ -1,4 +1,4 @@
-"""Tools for runs of rllm-core; importing this module imports none of them."""
+"""Tools for the runs of rllm-core. Importing this module does not import the tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """Commands for the model of a run, for its files, and for rollouts that travel."""
+    """Provides commands for a run's model, its files, and the export and import of rollouts."""
     return [
         CommandProvider(
             name="verify",
@@ -77,7 +77,7 @@ def cli_commands() -> list[CommandProvider]:
 
 @hookimpl
 def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str]:
-    """Shows sampled answers every so many steps, and names what goes wrong as soon as it is certain."""
+    """Shows sampled answers at a configured interval, and reports each trouble as soon as it is certain."""
     from rllm_viewer import answers_table, warnings_of_runs
 
     shown = answers_table.lines(state) if metrics else []
@@ -86,7 +86,7 @@ def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dic
 
 @hookimpl
 def closing_lines(run_dir: Path, summary: dict[str, Any]) -> list[str]:
-    """Draws the run, and shows what it has achieved, what went wrong, and what to do next."""
+    """Draws the run's plot, and reports what the run achieved, what went wrong, and what to do next."""
     from rllm_viewer import closing, plot
 
     return [*plot.notes(run_dir, summary), *closing.lines(run_dir, summary)]

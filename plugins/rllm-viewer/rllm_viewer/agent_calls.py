@@ -1,6 +1,6 @@
-"""What agents did with their endpoint: calls, conversations and segments, of a run or of one rollout.
+"""How agents used their endpoint: the calls, conversations and segments of a run or of one rollout.
 
-They are counted by package rllm-gateway, as metrics of its episodes.
+Package rllm-gateway counts them, as metrics of its episodes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SHOWN = ("calls", "roots", "rewritten_answers")
 
 
 def counts_of(metrics: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, float]:
-    """Returns the counts of the gateway, by their names without prefix; none if the rollouts had no gateway."""
+    """Returns the gateway's counts, by name without prefix; empty if the rollouts had no gateway."""
     return {name.removeprefix(prefix): float(value) for name, value in metrics.items() if name.startswith(prefix)}
 
 
 def of_run(run: Path) -> dict[str, Any] | None:
-    """Returns the mean counts of a rollout in the latest steps of a run; None if its rollouts had no gateway.
+    """Returns the mean counts per rollout over a run's latest steps; None if its rollouts had no gateway.
 
     Raises:
         OSError: If the metrics cannot be read.
-        ValueError: If they are damaged.
+        ValueError: If the metrics are damaged.
     """
     file = run / "metrics.jsonl"
     rows = [row for row in read_json_lines(file) if f"{OF_STEPS}calls" in row] if file.is_file() else []
@@ -53,7 +53,7 @@ def of_run(run: Path) -> dict[str, Any] | None:
 
 
 def blocks(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yields what `of_run` has found."""
+    """Yields the terminal blocks for the result of `of_run`."""
     counts = found["counts"]
     yield Text(f"agents, mean of a rollout in the last {counted(found['steps'], 'step')}:", style="bold")
     yield labeled("calls", _calls(counts))

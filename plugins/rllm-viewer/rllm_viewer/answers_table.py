@@ -1,4 +1,4 @@
-"""The table of sampled answers in the terminal, while a run goes on."""
+"""The table of sampled answers that the terminal shows during a run."""
 
 from __future__ import annotations
 

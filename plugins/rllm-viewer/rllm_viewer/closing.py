@@ -1,4 +1,4 @@
-"""The last lines of a run: what it achieved, its best and worst answer, what went wrong, and what to do next."""
+"""The closing lines of a run: its result, its best and worst answer, what went wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rllm_viewer.warnings_of_runs import COLUMNS, wrapped
 
 
 def lines(run: Path, summary: Mapping[str, Any]) -> list[str]:
-    """Returns the closing lines of a run that has ended; see the hook ``closing_lines``."""
+    """Returns the closing lines of a run that has ended; see hook ``closing_lines``."""
     if not summary.get("optimizer_steps"):
         return []
     found = diagnosis.of_folder(run)
@@ -42,7 +42,7 @@ def _result(run: Path) -> list[str]:
 
 
 def _answers(run: Path) -> list[str]:
-    """Returns the best and the worst answer of the last recorded step; none if nothing was recorded."""
+    """Returns lines with the best and the worst answer of the last recorded step; none if nothing was recorded."""
     try:
         entries = [entry for entry in recordings.index_of(run) if entry.reward_mean is not None]
         last = [entry for entry in entries if entry.step == entries[-1].step]

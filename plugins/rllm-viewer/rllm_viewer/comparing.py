@@ -1,4 +1,4 @@
-"""Compares runs: the settings and versions that differ, their validations and their last metrics."""
+"""Compares runs: differing settings and versions, validations, and last metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rllm_viewer.results import DAMAGED, tables_of, validations
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of a run.
+    """The parts of a run that are compared.
 
     Attributes:
         path: Run folder.
-        settings: Keys of its run file, as ``section.key``.
+        settings: Settings of the run file, keyed by ``section.key``.
         versions: Versions at its last launch, by name.
         validations: Its validations, in order.
         metrics: Its metrics, one object per step.
@@ -54,7 +54,7 @@ def read(path: Path) -> Run:
 
 
 def differing(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the names whose values are not equal in all mappings, with the value of each; None where absent."""
+    """Returns the names whose values differ between mappings, with each mapping's value; None where absent."""
     names = sorted({name for mapping in values for name in mapping})
     missing = object()
     found = {}
@@ -66,21 +66,21 @@ def differing(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def by_step(runs: Sequence[Run], measure: str) -> dict[int, list[float | None]]:
-    """Returns a measure of the validations by step, one value for each run; None where a run has none."""
+    """Returns a measure of the validations by step, with one value per run; None where a run has none."""
     of_runs = [{row["step"]: row.get(measure) for row in run.validations} for run in runs]
     steps = sorted({step for values in of_runs for step, value in values.items() if value is not None})
     return {step: [values.get(step) for values in of_runs] for step in steps}
 
 
 def last_metrics(runs: Sequence[Run]) -> dict[str, list[float | None]]:
-    """Returns the metrics of the last step of each run, by name; None where a run does not have one."""
+    """Returns the metrics of each run's last step, by name; None where a run lacks one."""
     last = [run.metrics[-1] if run.metrics else {} for run in runs]
     names = dict.fromkeys(name for metrics in last for name in metrics)
     return {name: [metrics.get(name) for metrics in last] for name in names}
 
 
 def curve_of(runs: Sequence[Run]) -> str | None:
-    """Returns the metric to draw: the reward if any run has one, else the loss; None if no run has either."""
+    """Returns the metric to draw: the reward if any run has one, else the loss, else None."""
     for name in ("reward_mean", "loss"):
         if any(metrics.get(name) is not None for run in runs for metrics in run.metrics):
             return name
@@ -88,7 +88,7 @@ def curve_of(runs: Sequence[Run]) -> str | None:
 
 
 def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
-    """Draws the reward, or else the loss, of all runs over their steps, with their validations.
+    """Draws the reward, or else the loss, of all runs over their steps, together with their validations.
 
     Raises:
         ConfigError: If matplotlib is not installed, the runs have nothing to draw, or the file cannot be written.
@@ -113,7 +113,7 @@ def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
         points = [(row["step"], row[validated]) for row in run.validations if row.get(validated) is not None]
         marks = list(zip(*points, strict=True)) or [(), ()]
         axes.plot(*marks, color=color, marker="o", linestyle="none")
-        # A dollar sign in the name must not start a formula.
+        # A dollar sign in the name would start a formula.
         axes.plot([], [], color=color, linewidth=1.8, label=label.replace("$", r"\$"))
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("reward (circles: validations)" if name == "reward_mean" else "loss (circles: validations)")

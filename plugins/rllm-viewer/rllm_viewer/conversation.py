@@ -1,4 +1,4 @@
-"""A conversation with a trained model: the run's own engine, parser and tools, and a token-exact session."""
+"""A conversation with a trained model, with the run's own engine, parser and tools, in a token-exact session."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MAX_CALLS = 32
 
 
 class Conversation:
-    """One conversation, which keeps all its messages.
+    """A conversation that keeps all its messages.
 
     Args:
         engine: Engine with the trained weights.
-        config: Run file of the run; sampling is as in its validations.
+        config: Run file of the run; the model is sampled as in its validations.
         tools: Tools of the workflow; None if it has none.
-        note: Called with a line for every tool call.
+        note: Receives a line for every tool call.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Conversation:
         )
 
     async def answer(self, text: str) -> str:
-        """Sends a message, executes the tool calls of the model, and returns its answer.
+        """Sends a message, executes the model's tool calls, and returns its answer.
 
         Raises:
             RunError: If the engine fails, the conversation is too long, or the model does not stop calling tools.
@@ -83,13 +83,13 @@ class Conversation:
 async def conversation(
     run: Path, plugins: PluginManager, *, step: int | None, note: Callable[[str], None]
 ) -> AsyncIterator[Conversation]:
-    """Opens the engine of a run with the weights of a checkpoint, and its workflow.
+    """Opens the run's workflow, and its engine with the weights of a checkpoint.
 
     Args:
         run: Run folder.
-        plugins: Plugins, among them those of the run.
+        plugins: Plugins, including those of the run.
         step: Step of the checkpoint. None for the latest complete one.
-        note: Called with a line for every tool call, and for what could not be closed.
+        note: Receives a line for every tool call, and for everything that fails to close.
     """
     parts, saved = parts_of(resolved_run(run, plugins)), checkpoint_of(run, step)
     config = parts.config

@@ -1,4 +1,4 @@
-"""The conversations of recorded rollouts as blocks of text: what is new in each model call, shown once."""
+"""The conversations of recorded rollouts as blocks of text; each model call shows only its new messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def messages(shown: Messages, *, whole: bool) -> Iterator[RenderableType]:
 
 
 def response(step: Step, texts: Callable[[], Mapping[int, str]], *, whole: bool) -> Iterator[RenderableType]:
-    """Yields the response of a model call; if the parser found nothing in it, the text of its tokens."""
+    """Yields the response of a model call; if the parser found nothing in it, the decoded tokens."""
     if any(value for name, value in step.response.items() if name != "role"):
         yield from messages([step.response], whole=whole)
         return
@@ -64,8 +64,8 @@ def calls(
     Args:
         trajectory: Trajectory to show.
         advantages: Advantages of each step; empty if it was not trained.
-        opening: Messages before the first call that the reader has seen already; None if none.
-        texts: Returns the texts of tokens, which only a response without content needs.
+        opening: Messages before the first call that were already shown, or None.
+        texts: Returns the texts of tokens, needed only for a response without content.
         whole: Whether to show long texts, and all calls of a long trajectory.
     """
     steps = trajectory.steps
@@ -88,7 +88,7 @@ def calls(
 
 
 def common(known: Messages, now: Messages) -> list[Mapping[str, Any]]:
-    """Returns the messages with which both begin."""
+    """Returns the messages that both lists start with."""
     same = 0
     while same < min(len(known), len(now)) and known[same] == now[same]:
         same += 1
@@ -96,7 +96,7 @@ def common(known: Messages, now: Messages) -> list[Mapping[str, Any]]:
 
 
 def _facts(step: Step, position: int, steps: int, advantages: Sequence[Any]) -> Iterator[RenderableType]:
-    """Yields what is special about a model call, before its response."""
+    """Yields the unusual facts about a model call, before its response."""
     if step.break_reason is not None:
         text = f"{step.break_reason}: segment {step.segment} starts, which does not continue the tokens before it"
         yield labeled("break", text, style="yellow")

@@ -1,4 +1,4 @@
-"""Exports the model of a run to a folder that transformers loads."""
+"""Exports the model of a run to a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
     Args:
         run: Run folder.
         folder: Output folder, new or empty. It appears once the export is complete.
-        plugins: Plugins, among them those of the run.
+        plugins: Plugins, including those of the run.
         step: Step of the checkpoint. None for the latest complete one.
         merge: Whether to merge adapters into their base model.
 
     Returns:
         JSON object: ``run, step, weight_version, backend, kind, base_model, folder, load``. ``kind`` is ``model`` or
-        ``adapter``; ``base_model`` is None for a model; ``load`` are the lines of Python that load it.
+        ``adapter``; ``base_model`` is None for a model; ``load`` holds the lines of Python that load it.
 
     Raises:
         ConfigError: If there is no such checkpoint, its backend cannot export it, or the folder is not empty.
@@ -101,7 +101,7 @@ def _base_model(folder: Path) -> str | None:
 
 
 def loading_lines(folder: Path, shown: str) -> list[str]:
-    """Returns the lines of Python that load an exported folder, which they call ``shown``."""
+    """Returns the Python lines that load an exported folder, with ``shown`` as its path."""
     model, tokenizer = "AutoModelForCausalLM", "AutoTokenizer"
     config = folder / "config.json"
     if config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("vision_config"):

@@ -1,4 +1,4 @@
-"""A recorded group in a terminal: its task, its rollouts, and why each got its reward."""
+"""A recorded group in the terminal: its task, its rollouts, and the reasons for their rewards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Texts = Callable[[], Mapping[int, str]]
 
 
 def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
-    """Returns a line for each recorded group; long ids of tasks are cut so that it fits in ``columns``."""
+    """Returns a table with one line per recorded group; long task ids are cut to fit ``columns``."""
     task_columns = max(LEAST_TASK_COLUMNS, columns - OTHER_COLUMNS)
     rows = []
     for entry in entries:
@@ -63,7 +63,7 @@ def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
 
 
 def in_short(group: RecordedGroup, texts: Texts) -> Iterator[RenderableType]:
-    """Yields the group's last question, and how its best and its worst rollout answered."""
+    """Yields the group's last question, and the answers of its best and worst rollout."""
     yield heading(group)
     asked = [m for r in group.rollouts[:1] for t in r.episode.trajectories[:1] for m in conversation_view.opening_of(t)]
     yield from conversation_view.messages(asked[-1:], whole=False)
@@ -85,9 +85,9 @@ def in_full(
 
     Args:
         group: Group to show.
-        rollouts: Those of its rollouts to show.
-        timings: Seconds of the calls of rollouts, by their id.
-        texts: Returns the texts of tokens, which only a response without content needs.
+        rollouts: Rollouts of the group to show.
+        timings: Seconds of the rollouts' calls, by rollout id.
+        texts: Returns the texts of tokens, needed only for a response without content.
         whole: Whether to show long texts in full.
     """
     yield heading(group)
@@ -107,7 +107,7 @@ def in_full(
 
 
 def heading(group: RecordedGroup) -> Text:
-    """Returns what the group is, and what became of it."""
+    """Returns a heading that identifies the group and states its outcome."""
     name = "validation" if group.group is None else f"group {group.group}"
     rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
     judged = [r.episode.is_correct for r in group.rollouts if r.episode.is_correct is not None]
@@ -124,7 +124,7 @@ def heading(group: RecordedGroup) -> Text:
 
 
 def head(rollout: RecordedRollout) -> Text:
-    """Returns the reward of a rollout, and what belongs to it."""
+    """Returns a rollout's heading: its reward and related facts."""
     episode = rollout.episode
     reward = rollout.reward
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
@@ -184,7 +184,7 @@ def _rollout(
 
 
 def _parts(rollout: RecordedRollout, *, whole: bool) -> Iterator[RenderableType]:
-    """Yields the parts of the reward, and what the agent did if it is one."""
+    """Yields the components of the reward, and the agent's counts if there is an agent."""
     parts = {name: value for name, value in parts_of(rollout).items() if not name.startswith(agent_calls.PREFIX)}
     if parts:
         yield labeled("parts", pairs(parts) if whole else cut(pairs(parts), SHOWN_CHARACTERS))
@@ -211,7 +211,7 @@ def _color(advantages: Sequence[float]) -> str:
 
 
 def _openings(group: RecordedGroup) -> dict[int, tuple[str, conversation_view.Messages]]:
-    """Returns the role and the first messages of each trajectory number that all rollouts with it share."""
+    """Returns role and first messages by trajectory number, where all rollouts with that trajectory share them."""
     found: dict[int, list[Trajectory]] = defaultdict(list)
     for rollout in group.rollouts:
         for at, trajectory in enumerate(rollout.episode.trajectories):
@@ -226,7 +226,7 @@ def _openings(group: RecordedGroup) -> dict[int, tuple[str, conversation_view.Me
 
 
 def _numbers(per_trajectory: Sequence[Sequence[Any]]) -> list[float]:
-    """Returns the extremes of the numbers of all steps, for `spread` and their sign."""
+    """Returns the extremes of all steps, from which `spread` shows range and sign."""
     arrays = [step for steps in per_trajectory for step in steps if step is not None and len(step)]
     return [float(extreme) for array in arrays for extreme in (array.min(), array.max())]
 
@@ -236,7 +236,7 @@ def _at(per_trajectory: Sequence[Any], position: int) -> Any:
 
 
 def _seconds(line: Mapping[str, Any]) -> str:
-    """Formats the seconds of a rollout, and those of its calls, together for each kind and name."""
+    """Formats the seconds of a rollout and the total seconds of its calls by kind and name."""
     totals: dict[str, list[float]] = defaultdict(list)
     for call in line.get("calls") or ():
         if isinstance(call, dict) and isinstance(call.get("seconds"), int | float):

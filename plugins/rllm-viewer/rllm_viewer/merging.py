@@ -1,4 +1,4 @@
-"""Merges PEFT adapters into their base model. Imports torch, transformers and peft only when it does so."""
+"""Merges PEFT adapters into their base model. Imports torch, transformers and peft only when called."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def merge_adapters(folder: Path) -> None:
         is_vision = getattr(config, "vision_config", None) is not None
         auto_class: Any = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
         model = auto_class.from_pretrained(base, dtype=torch.float32)
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft uses names that transformers left
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft uses old names of transformers
             merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"--merge: adapters and base model {base!r} cannot be merged: {_first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""The ``README.md`` of an exported folder. It names no path of this machine."""
+"""The ``README.md`` of an exported folder. It contains no path of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model_card(
     """Returns the model card of an export.
 
     Args:
-        run: Run folder, of which only the name is shown.
+        run: Run folder; the card shows only its name.
         config: Run file.
         manifest: Manifest of the checkpoint.
         is_adapter: Whether the folder has adapters instead of a complete model.
@@ -48,7 +48,7 @@ def model_card(
 
 
 def _is_path(name: str) -> bool:
-    """Returns whether a model's name is a folder, and not its name on the Hugging Face Hub (``owner/model``)."""
+    """Returns whether a model's name is a folder rather than a Hugging Face model ID (``owner/model``)."""
     return name.startswith(("/", "~", ".")) or name.count("/") != 1 or Path(name).is_dir()
 
 

@@ -1,4 +1,4 @@
-"""Plot of a run."""
+"""Plots a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMOOTHED_SHARE = 0.05
 def plot_reward(run_dir: Path) -> Path | None:
     """Draws ``reward.png``: training reward per step, its mean over a window, and the validations.
 
-    A run without rewards gets ``loss.png`` instead, with its loss and the likelihood in validations.
+    A run without rewards gets ``loss.png`` instead, with its loss and its validations' likelihood.
 
     Returns:
         Path of the plot, or None if matplotlib (extra ``[plots]``) is not installed.
@@ -51,7 +51,7 @@ def plot_reward(run_dir: Path) -> Path | None:
 
 
 def notes(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
-    """Draws the plot of a run that has ended, and returns why there is none; nothing else may fail because of it."""
+    """Draws the plot of an ended run, and returns why it could not; no failure here may fail anything else."""
     if not summary.get("optimizer_steps"):
         return []
     try:
@@ -76,7 +76,7 @@ def drawn(rows: Rows, validations: Rows, name: str) -> Figure | None:
         return None
 
     class Shown(Figure):
-        """A notebook shows it, also without pyplot, which would keep it open."""
+        """Displayable in a notebook without pyplot, which would keep the figure open."""
 
         def _repr_png_(self) -> bytes:
             png = io.BytesIO()
@@ -89,7 +89,7 @@ def drawn(rows: Rows, validations: Rows, name: str) -> Figure | None:
     grid = figure.add_gridspec(2 if panels else 1, max(len(panels), 1), height_ratios=[3, 1] if panels else None)
     axes = figure.add_subplot(grid[0, :])
     _draw_main(axes, rows, validations)
-    # A dollar sign in the folder name must not start a formula.
+    # A dollar sign in the folder name would start a formula.
     axes.set_title(_as_text(name), parse_math=False)
     for column, (key, (title, unit)) in enumerate(panels.items()):
         panel = figure.add_subplot(grid[1, column])
@@ -146,7 +146,7 @@ def _draw_main(axes: Axes, rows: Rows, validations: Rows) -> None:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Returns the mean of the ``window`` (odd) values around each, of those that exist; NaN stays NaN.
+    """Returns for each value the mean of the ``window`` (odd) existing values around it; NaN stays NaN.
 
     Unlike a running mean, it does not lag behind its data.
     """
@@ -158,12 +158,12 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
 
 
 def window_of(count: int) -> int:
-    """Returns the width of the window for so many values: about a twentieth of them, odd; 1 for a few."""
+    """Returns the smoothing window for a number of values: about a twentieth of it, odd; 1 for few values."""
     return 2 * round(count * _SMOOTHED_SHARE / 2 + 1) + 1 if count >= 20 else 1
 
 
 def _finish(axes: Axes, values: Sequence[float]) -> None:
-    """Keeps room around equal values, which matplotlib would zoom into until rounding errors show."""
+    """Leaves room around equal values; matplotlib would zoom in until rounding errors show."""
     axes.grid(alpha=0.3)
     axes.locator_params(axis="x", integer=True)
     if values and max(values) - min(values) < 1e-6 * max(1.0, abs(values[0])):
@@ -172,12 +172,12 @@ def _finish(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _points(rows: Rows, key: str) -> list[tuple[int, float]]:
-    """Returns step and value of the rows that have a finite number."""
+    """Returns step and value of each row with a finite number."""
     return [(row["step"], float(row[key])) for row in rows if _is_number(row.get(key))]
 
 
 def line_of(rows: Rows, key: str) -> tuple[list[int], list[float]]:
-    """Returns the steps and the values of all rows; a value that is missing is NaN, and leaves a gap in the line."""
+    """Returns the steps and values of all rows; a missing value is NaN, and leaves a gap in the line."""
     return [row["step"] for row in rows], [float(row[key]) if _is_number(row.get(key)) else math.nan for row in rows]
 
 

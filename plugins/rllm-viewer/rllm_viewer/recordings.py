@@ -1,4 +1,4 @@
-"""The groups that a run has recorded: which there are, and which one a user means."""
+"""The groups that a run has recorded, and the choice of the one that a user asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wanted:
     reason: str | None = None
 
     def matches(self, entry: IndexedGroup) -> bool:
-        """Whether a recorded group is one of them."""
+        """Whether a recorded group is among the groups asked for."""
         return all(value is None or value == getattr(entry, name) for name, value in asdict(self).items())
 
 
@@ -61,7 +61,7 @@ def selected(entries: Sequence[IndexedGroup], wanted: Wanted) -> list[IndexedGro
     """Returns the entries that a user asks for.
 
     Raises:
-        ConfigError: If there are none; the message names what is recorded.
+        ConfigError: If there are none; the message lists the recorded values.
     """
     found = [entry for entry in entries if wanted.matches(entry)]
     if found:
@@ -71,7 +71,7 @@ def selected(entries: Sequence[IndexedGroup], wanted: Wanted) -> list[IndexedGro
     known = []
     for name in given:
         counted = Counter(getattr(entry, name) for entry in entries if getattr(entry, name) is not None)
-        # The numbers of the latest groups are the likely ones; of names, the frequent ones.
+        # Of numbers, list the latest, which a user most likely wants; of names, the most frequent.
         values = [value for value, _ in counted.most_common()] if name == "reason" else list(counted)
         shown = values[:SHOWN_VALUES] if name == "reason" else values[-SHOWN_VALUES:]
         more = f" ({len(values) - len(shown)} more)" if len(values) > len(shown) else ""
@@ -80,9 +80,9 @@ def selected(entries: Sequence[IndexedGroup], wanted: Wanted) -> list[IndexedGro
 
 
 def extreme(entries: Sequence[IndexedGroup], *, best: bool) -> IndexedGroup:
-    """Returns the group with the highest or lowest mean reward, of equal ones the latest; the last without rewards.
+    """Returns the group with the highest or lowest mean reward (the latest of equals); the last one without rewards.
 
-    A validated group is chosen only if there are no others: it may have one rollout, and nothing was trained on it.
+    A validation group is chosen only if there are no others: it may have one rollout, and nothing was trained on it.
     """
     entries = [entry for entry in entries if entry.outcome != "validation"] or entries
     rewarded = [(entry.reward_mean, at) for at, entry in enumerate(entries) if entry.reward_mean is not None]
@@ -99,9 +99,9 @@ def most_telling(entries: Sequence[IndexedGroup]) -> IndexedGroup:
 
 
 def timings_of(run: Path) -> dict[str, dict[str, Any]]:
-    """Returns the line of ``group_timings.jsonl`` of each rollout, by its id; empty if the file is damaged.
+    """Returns each rollout's line of ``group_timings.jsonl`` by rollout id; empty if the file is damaged.
 
-    A group can be shown without its seconds.
+    Groups can be shown without their timings.
     """
     try:
         return recorded.timings_of(run)
@@ -110,7 +110,7 @@ def timings_of(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def texts_of_tokens(run: Path) -> dict[int, str]:
-    """Returns the text of every token id that the recorded groups have.
+    """Returns the text of every token id in the recorded groups.
 
     Raises:
         RunError: If the file is damaged.
@@ -122,13 +122,13 @@ def texts_of_tokens(run: Path) -> dict[int, str]:
 
 
 def parts_of(rollout: RecordedRollout) -> dict[str, Any]:
-    """Returns the parts of a rollout's reward, and the workflow's other metrics, by name."""
+    """Returns the reward components of a rollout, and the workflow's other metrics, by name."""
     parts = rollout.episode.metadata.get("reward_parts")
     return {**rollout.episode.metrics, **(parts if isinstance(parts, dict) else {})}
 
 
 def best_and_worst(group: RecordedGroup) -> list[RecordedRollout]:
-    """Returns the rollouts with the highest and the lowest reward; fewer if they are the same or have none."""
+    """Returns the rollouts with the highest and the lowest reward; fewer if they coincide or have no reward."""
     rewarded = [rollout for rollout in group.rollouts if rollout.reward is not None]
     if not rewarded:
         return list(group.rollouts[:1])
@@ -141,7 +141,7 @@ def rollout_of(group: RecordedGroup, index: int) -> RecordedRollout:
     """Returns the rollout with this index.
 
     Raises:
-        ConfigError: If the group has none.
+        ConfigError: If the group has no such rollout.
     """
     for rollout in group.rollouts:
         if rollout.episode.rollout_index == index:
@@ -151,7 +151,7 @@ def rollout_of(group: RecordedGroup, index: int) -> RecordedRollout:
 
 
 def entry_json(entry: IndexedGroup) -> dict[str, Any]:
-    """Returns what the index says about a group."""
+    """Returns an index entry of a group as JSON data."""
     fields = entry.to_json()
     return {name: fields[name] for name in fields if name not in ("offset", "length")} | {
         "reward_mean": entry.reward_mean
@@ -159,7 +159,7 @@ def entry_json(entry: IndexedGroup) -> dict[str, Any]:
 
 
 def group_json(group: RecordedGroup, timings: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns a whole group with its episodes and the numbers of its tokens as JSON data."""
+    """Returns a whole group with its episodes and per-token numbers as JSON data."""
     fields = {name: getattr(group, name) for name in ("step", "group", "kept", "outcome", "reason", "weight_version")}
     rollouts = [
         {

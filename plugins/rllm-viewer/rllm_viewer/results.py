@@ -1,6 +1,6 @@
-"""The result of a run from its folder: its status, its steps, and its rewards from first to last.
+"""The result of a run, read from its folder: its status, steps, and rewards from first to last.
 
-Cheap enough for hundreds of folders: of a long file, only the first and the last line and a few between are read.
+It is cheap enough for hundreds of folders: of a long file, it reads only the first line, the last, and a few between.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run, in short.
+    """The summary of one run.
 
     Attributes:
         path: Run folder.
         status: ``running``, ``interrupted`` (killed) or ``damaged``, or the status in ``summary.json``.
         error: Why the run failed, or why its folder cannot be read.
         steps: Optimizer steps so far.
-        measure: What `first` and `last` measure, one of `MEASURES`; None if the run has measured nothing.
-        source: ``validation`` if they are of its first and last validation, ``training`` if of training steps.
-        curve: Evenly spaced values of the training steps; None for a step without.
+        measure: The measure of `first` and `last`, one of `MEASURES`; None if the run has measured nothing.
+        source: ``validation`` if they come from the first and last validation, ``training`` if from training steps.
+        curve: Evenly spaced values of the training steps; None for a step without one.
         started: When the last launch started, in seconds since the epoch.
-        tokens: Tokens to and from models so far, without those of training; None if the run has not said.
-        money: What the run has cost by its prices; None without prices.
-        changed: When the run last wrote a step, its summary or its events, likewise.
+        tokens: Tokens to and from models so far, without training tokens; None if the run has not reported them.
+        money: Cost of the run by its configured prices; None without prices.
+        changed: When the run last wrote a step, its summary or its events, in seconds since the epoch.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class RunResult:
 
 
 def result_of(run: Path) -> RunResult:
-    """Returns the result of a run; a damaged folder is a result, too."""
+    """Returns the result of a run; a damaged folder also gives a result."""
     try:
         return _result(run)
     except DAMAGED as error:
@@ -70,7 +70,7 @@ def result_of(run: Path) -> RunResult:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Returns the run folders in a folder, or the folder itself if it is one; in the order of their names.
+    """Returns the run folders in a folder, sorted by name, or the folder itself if it is one.
 
     Raises:
         ConfigError: If there is no such folder.
@@ -83,7 +83,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def tables_of(run: Path) -> dict[str, Any]:
-    """Returns the run file of a run.
+    """Returns the parsed run file of a run.
 
     Raises:
         ConfigError: If the folder is not a run folder, or its run file is damaged.
@@ -98,7 +98,7 @@ def tables_of(run: Path) -> dict[str, Any]:
 
 
 def where_rollouts_ran(run: Path) -> str | None:
-    """Says where the rollouts of a run's last launch ran, and what was lost there; None for the process of the run."""
+    """Returns where the last launch ran its rollouts and what it lost there; None for the run's own process."""
     host = (summary_of(run) or {}).get("rollout_host", {"name": "inline"})
     if host["name"] == "inline":
         return None
@@ -107,10 +107,10 @@ def where_rollouts_ran(run: Path) -> str | None:
 
 
 def summary_of(run: Path) -> dict[str, Any] | None:
-    """Returns ``summary.json``; None for a run that has not ended, or was killed.
+    """Returns ``summary.json``; None for a run that has not ended or was killed.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the file is damaged.
     """
     file = run / "summary.json"
     if not file.is_file():
@@ -122,13 +122,13 @@ def summary_of(run: Path) -> dict[str, Any] | None:
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    """Returns the events of all validations of a run, in order."""
+    """Returns all validation events of a run, in order."""
     path, found = run / "events.jsonl", []
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            # A run that is still going, or was killed, may end in half a line.
+            # An active or killed run may end in an incomplete line.
             if line.startswith('{"event":"validation"') and line.endswith("\n"):
                 found.append(json.loads(line))
     return found
@@ -171,18 +171,18 @@ def _result(run: Path) -> RunResult:
 
 
 def _spent(run: Path) -> dict[str, Any]:
-    """Returns what a run without a summary had spent after its last step, if its last line of times can be read."""
+    """Returns the cost of a run without a summary after its last step, if its last timing line can be read."""
     try:
         timings = _samples(run / "timings.jsonl")
     except ValueError:
-        return {}  # The run is whole without its times.
+        return {}  # The run is valid without its timings.
     return {name: timings[-1].get(f"spent_{name}") for name in ("tokens", "money")} if timings else {}
 
 
 def is_running(run: Path) -> bool:
     """Whether a process has the run folder locked.
 
-    The shared lock lasts for microseconds only: a run that starts at the same moment would not get its own.
+    It holds a shared lock for microseconds only, because a run that starts meanwhile cannot get its own lock.
     """
     try:
         with (run / ".lock").open("rb") as lock:
@@ -204,7 +204,7 @@ def _changed(run: Path) -> float | None:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    """Returns the first line of a file of JSON lines, its last complete one, and some between."""
+    """Returns the first line of a JSON Lines file, its last complete one, and some between."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -228,14 +228,14 @@ def _line_at(file: BinaryIO, at: int) -> bytes:
 
 
 def _line_after(file: BinaryIO, at: int) -> tuple[int, bytes]:
-    """Returns the first whole line after a position, and where it starts."""
+    """Returns the start and content of the first whole line after a position."""
     file.seek(at)
     file.readline()
     return file.tell(), file.readline()
 
 
 def _last_line(file: BinaryIO, size: int) -> tuple[int, bytes]:
-    """Returns the last complete line and where it starts; a run may be writing one more."""
+    """Returns the start and content of the last complete line; a run may be writing another."""
     for start, tail in _tails(file, size):
         end = tail.rfind(b"\n")
         before = tail.rfind(b"\n", 0, max(end, 0))

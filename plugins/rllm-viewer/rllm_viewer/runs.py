@@ -1,4 +1,4 @@
-"""Reads what the folder of a run says about its model: run file, checkpoints and validations."""
+"""Reads the facts about a run's model from its folder: run file, checkpoints and validations."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def resolved_run(run: Path, plugins: PluginManager) -> Resolved:
 
 
 def checkpoint_of(run: Path, step: int | None) -> Path:
-    """Returns the folder of a complete checkpoint: that of a step, or the latest.
+    """Returns the folder of a complete checkpoint, for a step or the latest.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such checkpoint.
     """
     found = checkpoint.complete(run / "checkpoints")
     if not found:
@@ -44,5 +44,5 @@ def checkpoint_of(run: Path, step: int | None) -> Path:
 
 
 def last_validation(run: Path, step: int) -> dict[str, Any] | None:
-    """Returns the event of the last validation up to a step; None if there was none."""
+    """Returns the last validation event up to a step, or None."""
     return next((event for event in reversed(validations(run)) if event["step"] <= step), None)

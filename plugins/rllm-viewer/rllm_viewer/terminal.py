@@ -1,4 +1,4 @@
-"""Third-party text and numbers in a terminal: escaped, cut to the columns, and readable without color."""
+"""Shows third-party text and numbers in a terminal: escaped, cut to width, and readable without color."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ABSENT = "-"
 
 
 def console() -> Console:
-    """Returns a console for standard output: as wide as the terminal, or 80 columns where there is none."""
+    """Returns a console for standard output, as wide as the terminal, or 80 columns without one."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def visible(text: str) -> str:
     """Returns ``text`` with control, bidirectional and invisible characters as escapes; newlines and tabs stay.
 
-    Tabs become spaces, whose width is known. What the encoding of standard output lacks is escaped, too.
+    Tabs become spaces, whose width is known. Characters that standard output cannot encode are escaped, too.
     """
     encoding = _encoding()
     text = text.replace("\t", "    ").encode(encoding, "backslashreplace").decode(encoding)
@@ -45,12 +45,12 @@ def visible_line(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns ``text`` in quotes, so that white space at its ends is visible, too."""
+    """Returns ``text`` in quotes, so that leading and trailing white space is visible, too."""
     return f'"{visible_line(text)}"'
 
 
 def cut(text: str, characters: int) -> str:
-    """Cuts the middle out of a longer text, and says how much that is."""
+    """Cuts the middle out of a longer text, and marks how much is missing."""
     left_out = len(text) - characters
     if left_out <= 0:
         return text
@@ -75,7 +75,7 @@ def fitted(text: str, columns: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """Formats a number in about four digits; an absent one is not 0, and a small one neither."""
+    """Formats a number in about four digits; neither a missing nor a small number appears as 0."""
     if value is None:
         return ABSENT
     if not math.isfinite(value):
@@ -86,7 +86,7 @@ def number(value: float | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number of things, such as ``1 rollout`` and ``2 rollouts``."""
+    """Returns a number with its noun, such as ``1 rollout`` and ``2 rollouts``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -96,7 +96,7 @@ def share(value: float | None) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Formats numbers as one, if all are equal, or as their extremes."""
+    """Formats numbers as one number if all are equal, else as their range."""
     if not len(values):
         return ABSENT
     lowest, highest = float(min(values)), float(max(values))
@@ -104,7 +104,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def sparkline(values: Sequence[float | None], lowest: float | None = None, highest: float | None = None) -> str:
-    """Draws numbers as bars between their extremes, or the given ones; a missing number is a space."""
+    """Draws numbers as bars between their own or the given extremes; a missing number is a space."""
     shown = [value if value is not None and math.isfinite(value) else None for value in values]
     known = [value for value in shown if value is not None]
     if not known:
@@ -118,13 +118,13 @@ def sparkline(values: Sequence[float | None], lowest: float | None = None, highe
 
 @dataclass(frozen=True)
 class Labeled:
-    """A block of text beside its label, which is cut to its column."""
+    """A block of text next to its label, which is cut to fit its column."""
 
     label: str
     content: Text
 
     def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields the lines of the block, without spaces at their ends."""
+        """Yields the lines of the block, without trailing spaces."""
         width = max(options.max_width - INDENT - LABEL_COLUMNS - 1, LABEL_COLUMNS)
         label = fitted(visible_line(self.label), LABEL_COLUMNS)
         for line in self.content.wrap(screen, width, overflow="fold") or [Text("")]:
@@ -135,12 +135,12 @@ class Labeled:
 
 
 def labeled(label: str, content: str, style: str = "") -> Labeled:
-    """Returns third-party text beside its label."""
+    """Returns third-party text next to its label."""
     return Labeled(label, Text(visible(content), style=style))
 
 
 def columns_of(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Table:
-    """Returns rows in columns; the columns ``right`` are aligned to the right, and cells that are too wide fold."""
+    """Returns rows as a table; the columns in ``right`` are right-aligned, and long cells wrap."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for position, header in enumerate(headers):
         side: Any = "right" if position in right else "left"
@@ -158,7 +158,7 @@ def value_text(value: Any) -> str:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Formats numbers and texts by name on one line."""
+    """Formats named numbers and texts on one line."""
     return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
 
 

@@ -27,7 +27,7 @@ def tokens(
     Args:
         rollout: Rollout to show.
         texts: Text of each token id.
-        differs: Where it first differs from another rollout, which is marked.
+        differs: First difference from another rollout, which is marked.
         other: Index of that rollout.
     """
     mark = f"  <- first difference from rollout {other}"
@@ -48,7 +48,7 @@ def tokens(
 
 
 def first_difference(one: RecordedRollout, other: RecordedRollout) -> Place | None:
-    """Returns where the tokens of two rollouts first differ, or None if one begins with the other."""
+    """Returns where the tokens of two rollouts first differ, or None if one is a prefix of the other."""
     for at, (first, second) in enumerate(zip(one.episode.trajectories, other.episode.trajectories, strict=False)):
         for position, (left, right) in enumerate(zip(first.steps, second.steps, strict=False)):
             if not np.array_equal(left.prompt_ids, right.prompt_ids):
@@ -63,7 +63,7 @@ def first_difference(one: RecordedRollout, other: RecordedRollout) -> Place | No
 
 
 def _new_prompt(step: Step, before: Step | None) -> tuple[Any, int]:
-    """Returns the prompt tokens that the call before does not have, and where they start."""
+    """Returns the prompt tokens that the previous call lacks, and their start."""
     start = 0
     if before is not None and step.continues(before):
         start = len(before.prompt_ids) + len(before.completion_ids)

@@ -1,4 +1,4 @@
-"""Warnings while a run goes on: each trouble once, when it is certain, and once more when it is over."""
+"""Warnings during a run: each trouble is reported once when it is certain, and once when it is over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COLUMNS = 80
 
 
 class _Followed:
-    """A run in this process, and the troubles that were named."""
+    """A run in this process, and its reported troubles."""
 
     def __init__(self, state: TrainerState) -> None:
         self.diagnosis = Diagnosis(state.config.to_tables(), partial(answers.of_folder, state.run_dir))
         self.named: set[str] = set()
-        if state.step:  # resumed: its troubles go on from there
+        if state.step:  # a resumed run continues with its earlier troubles
             for row in read_json_lines(state.run_dir / "metrics.jsonl"):
                 self.diagnosis.step(row)
 
@@ -32,7 +32,7 @@ _followed: dict[Path, _Followed] = {}
 
 
 def lines(state: TrainerState, metrics: Mapping[str, float], books: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Returns what to say about a run now; see the hook ``remarks``."""
+    """Returns the lines to print about a run now; see hook ``remarks``."""
     run = _followed.get(state.run_dir)
     if run is None or not metrics:
         run = _followed[state.run_dir] = _Followed(state)
@@ -52,5 +52,5 @@ def lines(state: TrainerState, metrics: Mapping[str, float], books: Mapping[str,
 
 
 def wrapped(text: str) -> list[str]:
-    """Returns a text in lines of at most 80 columns; paths and commands are not broken inside a word."""
+    """Wraps a text to at most 80 columns without breaking words, such as paths and commands."""
     return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -12,7 +12,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def workflows() -> list[WorkflowProvider]:
-    """The workflows of this package."""
+    """Provides the workflows of this package."""
     return [
         WorkflowProvider(
             name="sort",
@@ -75,7 +75,7 @@ def workflows() -> list[WorkflowProvider]:
 
 @hookimpl
 def reward_functions() -> list[RewardFunctionProvider]:
-    """The standard reward functions, for any workflow."""
+    """Provides the standard reward functions, for any workflow."""
     return [
         RewardFunctionProvider(
             name="exact_match",

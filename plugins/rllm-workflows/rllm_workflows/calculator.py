@@ -1,4 +1,4 @@
-"""``calculator``: call a tool, read its result and report it. The answer cannot be known without the call."""
+"""``calculator``: call a tool, read its result and report it. The call is the only way to learn the answer."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def score_answer(answer: str, display: str, is_right: bool) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for backend ``local``; learned on every seed tried, in under a minute on one CPU core."""
+    """Returns settings for backend ``local``; every tried seed learned in under a minute on one CPU core."""
     return {
         "training": {"steps": 160, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 20},

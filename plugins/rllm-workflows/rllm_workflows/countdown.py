@@ -60,7 +60,7 @@ class Row(BaseModel):
         question: Question to the model.
         target: Value to reach.
         nums: Numbers to use, each exactly once.
-        ground_truth: A solution, or whatever the dataset has in its place. Recorded, but never used for the reward.
+        ground_truth: A solution, or what the dataset stores instead. Recorded, but never used for the reward.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -72,7 +72,7 @@ class Row(BaseModel):
 
     @property
     def identity(self) -> tuple[int, tuple[int, ...]]:
-        """Key that is equal for equal tasks, regardless of the order of the numbers."""
+        """Key that is equal for equal tasks, ignoring the order of the numbers."""
         return self.target, tuple(sorted(self.nums))
 
     @property
@@ -269,5 +269,5 @@ def _row(line: str, where: str) -> Row:
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for a small instruction-tuned model; the starter model is too small for this task."""
+    """Returns settings for a small instruction-tuned model; the starter model is too small for this task."""
     return INSTRUCTION_TUNED

@@ -3,8 +3,8 @@
     python -m rllm_local.starter --task countdown --out countdown-model
 
 They teach the format only: an answer joins the numbers of the question in a random order with a random sign, whatever
-the target is. A model that has learned them perfectly reaches the target by chance: one answer in four for sums and
-products, in which order does not matter, and one in eight for differences and quotients. Held-out tasks never occur.
+the target is. A model that has learned them perfectly reaches the target by chance: with one answer in four for sums
+and products, where order does not matter, and one in eight for differences and quotients. Held-out tasks never occur.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS: dict[str, int] = {
 
 
 def conversations(rng: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Endless random conversations; the assistant messages are the targets.
+    """Yields endless random conversations; the assistant messages are the targets.
 
     Args:
         rng: Source of all random choices; equal states give equal conversations.

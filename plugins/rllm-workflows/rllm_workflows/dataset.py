@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 OF_OTHER_ROWS = "answers_of_other_rows"
 """Metric: share of the wrong answers that are the correct answer of another row, as with answers in the wrong rows."""
 
-ASKED_ROWS = 8  # among which there should be two different answers
+ASKED_ROWS = 8  # number of rows, among which two different answers should occur
 
 
 class DatasetConfig(WorkflowConfig):
@@ -264,7 +264,7 @@ _BELONGS_TO = {
 
 
 def run_file(given: Mapping[str, Any]) -> Preset:
-    """Settings for the model that the user chose: the starter model, which is small and learns fast, or another."""
+    """Returns settings for the user's model: the starter model, which is small and learns fast, or another."""
     model = given.get("model")
     if isinstance(model, Mapping) and model.get("path"):
         return Preset(INSTRUCTION_TUNED, "settings for a small instruction-tuned model")

@@ -59,7 +59,7 @@ class Example:
     """A checked row.
 
     Attributes:
-        data: Data of its task: ``question``, ``answer``, ``system`` and ``tools`` if there are such columns, and
+        data: Data of the row's task: ``question`` and ``answer``; ``system`` and ``tools`` if the row has them; and
             ``row`` with the columns for the reward function.
         answer_kind: Type of the answer; the same for the whole column.
         given_id: Value of the id column, or None if there is no such column.

@@ -125,7 +125,7 @@ class _ArrowRows(Rows):
 
 
 class Parquet(_ArrowRows):
-    """A Parquet file, whose wanted columns stay in memory in Arrow's format."""
+    """A Parquet file; its wanted columns stay in memory in Arrow's format."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         super().__init__(str(path))
@@ -242,12 +242,12 @@ def _library(source: str) -> Any:
 
 
 def _row(row: Row) -> Row:
-    """Returns a row as JSON Lines would have it, but with null columns kept, so that messages can name them."""
+    """Returns a row as JSON Lines would have it, but keeps null columns, so that messages can name them."""
     return {column: _without_nulls(value) for column, value in row.items()}
 
 
 def _without_nulls(value: Any) -> Any:
-    """Removes keys that Arrow fills in because other rows have them."""
+    """Removes keys that Arrow adds because other rows have them."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value

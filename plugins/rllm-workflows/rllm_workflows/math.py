@@ -225,7 +225,7 @@ def _field(row: dict[str, Any], name: str, where: str) -> str:
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for backend ``local``; learned generated problems on every seed tried. Others need more tokens."""
+    """Returns settings for backend ``local``; every tried seed learned generated problems. Others need more tokens."""
     return {
         "training": {"steps": 150, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 4},

@@ -39,7 +39,7 @@ Node = tuple[str, *tuple["Node | Fraction | str", ...]]
 
 
 class UnreadableError(ValueError):
-    """Raised for text that is not an allowed expression, or too large."""
+    """Raised for text that is not an allowed expression, or is too large."""
 
 
 class UndefinedError(ArithmeticError):
@@ -94,7 +94,7 @@ def equal(one: Expression, other: Expression) -> bool | None:
     names = sorted(one.variables | other.variables)
     compared = 0
     for attempt in range(POINTS_TRIED if names else 1):
-        # Arbitrary points of both signs, without simple relations, at which no expression is likely to have its zeros.
+        # Arbitrary points of both signs without simple relations, where an expression is unlikely to be zero.
         point = {
             name: Fraction(7919 * (position + 1) + 104_729 * attempt, 7 + 2 * attempt) * (-1 if attempt % 3 == 2 else 1)
             for position, name in enumerate(names)
@@ -324,7 +324,7 @@ def _root(value: Value, degree: Value) -> Value:
 
 
 def _exact_root(number: int, degree: int) -> int | None:
-    """Returns the integer whose power is ``number``, by bisection, or None if there is none."""
+    """Returns the integer root of a number, found by bisection, or None if there is none."""
     low, high = 0, 1 << (number.bit_length() // degree + 1)
     if degree == 2:
         low = high = math.isqrt(number)

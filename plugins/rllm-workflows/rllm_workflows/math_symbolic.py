@@ -1,7 +1,7 @@
 r"""Compares answers with math-verify that `rllm_workflows.math_answers` cannot: matrices, trigonometry, inequalities.
 
-math-verify uses sympy, whose time and memory are unbounded, so run this only in a child process with limits. Only its
-LaTeX grammar reads answers: its reader of plain expressions would execute them.
+math-verify uses sympy, whose time and memory are unbounded, so call this only in a child process with limits. Answers
+go only through its LaTeX grammar, because its parser for plain expressions would execute them.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Server:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._ending.discard(task)  # Failed tasks stay, so that `stop` raises their errors.
+            self._ending.discard(task)  # failed tasks stay, so that `stop` raises their errors
 
 
 class _Connection:

@@ -1,4 +1,4 @@
-"""Settings of MCP servers, results of their tools, and the error of a server that fails."""
+"""Settings of MCP servers, the results of their tools, and the error of a failed server."""
 
 from __future__ import annotations
 

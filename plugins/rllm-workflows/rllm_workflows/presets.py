@@ -1,4 +1,4 @@
-"""Settings that several workflows have in their own run files."""
+"""Settings that several workflows share in their own run files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a reward function, before the first step, whether it prefers a row's own answer to a wrong one."""
+"""Checks before the first step whether a reward function prefers a row's own answer to a wrong one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from rllm_core.sandbox import ChildError
 from rllm_core.services import RewardFunction
 from rllm_core.types import Task
 
-# Formats of an answer that reward functions commonly expect; a function that understands one of them is fine.
+# Answer formats that reward functions commonly expect; a function needs to understand only one of them.
 FORMATS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}", "The answer is {}")
 
 
 async def complaint(reward: RewardFunction, tasks: Sequence[Task]) -> str | None:
-    """Returns what is wrong with a reward function, or None.
+    """Returns a warning about a reward function, or None.
 
     Args:
-        reward: The function.
-        tasks: Some tasks with ``data["answer"]``. The first one is asked for, and answered also with that of another.
+        reward: The reward function.
+        tasks: Some tasks with ``data["answer"]``. The check answers the first task with its own answer and with that of
+            another task.
     """
     answers = [_first(task.data["answer"]) for task in tasks]
     other = next((answer for answer in answers[1:] if answer != answers[0]), None)
@@ -32,7 +33,7 @@ async def complaint(reward: RewardFunction, tasks: Sequence[Task]) -> str | None
                 return None
             shown = shown or (own, given)
     except (ChildError, ValueError):
-        return None  # a rollout that gets such a text fails, and says so
+        return None  # a rollout with such a text will fail with its own error
     assert shown is not None
     return (
         f"gives the first row's own answer {shown[0]:g}, another row's answer {shown[1]:g} and an empty text "

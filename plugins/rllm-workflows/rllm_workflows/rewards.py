@@ -1,7 +1,7 @@
 """Standard reward functions, for ``dataset`` and any other workflow that selects one by name.
 
-Each takes a task and the model's text. The task's ``data["answer"]`` is text, a number, or a list of texts of which any
-is correct. Model output is read with bounded patterns and never executed.
+Each function takes a task and the model's text. The task's ``data["answer"]`` is text, a number, or a list of texts,
+any of which is correct. Model output is read with bounded patterns and never executed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def exact_match(task: Task, text: str) -> float:
 def contains(task: Task, text: str) -> float:
     """Returns 1 if the answer occurs in the text as whole words, ignoring case; else 0.
 
-    A text that lists every possible answer also contains the correct one. If that is possible, use another function.
+    A text that lists every possible answer also contains the correct one. If the model can do that, use another
+    function.
     """
     words = _words(text)
     return RIGHT if any(_is_part(_words(answer), words) for answer in _answers(task)) else WRONG
@@ -90,7 +91,7 @@ def chosen_letter(text: str) -> str | None:
 
 
 def unusable(reward: str, answer: Answer) -> str | None:
-    """Returns why a reward function can never reward an answer, or None if it can.
+    """Returns the reason why a reward function can never reward an answer, or None if it can.
 
     Args:
         reward: Name of a reward function. Functions of other packages are not checked.

@@ -118,10 +118,10 @@ class SFTWorkflow(Workflow):
 
 
 def recorded(conversation: Conversation, parser: BaseParser) -> MaskedTokens:
-    """Returns the tokens that the row has.
+    """Returns the tokens that a row stores.
 
     Raises:
-        ConfigError: If it has none, or tokens of another tokenizer.
+        ConfigError: If the row stores no tokens, or tokens of another tokenizer.
     """
     if conversation.token_ids is None:
         raise ConfigError(f'the row has no {IDS} and {MASK}, which sft.method = "recorded" reads')

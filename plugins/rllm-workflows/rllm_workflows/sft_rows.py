@@ -28,7 +28,7 @@ class Conversation:
         tools: Tools that the model may call, in the parser's format.
         weight: Weight of the row's target tokens.
         token_ids: Tokens of the whole conversation, as a run recorded them; None if the row has none.
-        loss_mask: ``(tokens,)`` 1 for each of them that is a target token.
+        loss_mask: ``(tokens,)``, 1 for target tokens.
     """
 
     messages: Messages
@@ -39,7 +39,7 @@ class Conversation:
 
     @classmethod
     def of(cls, row: Any) -> Conversation:
-        """Builds a conversation from the columns ``messages``, and if there are any, ``tools``, ``weight`` and tokens.
+        """Builds a conversation from column ``messages`` and the optional ``tools``, ``weight`` and token columns.
 
         ``messages`` and ``tools`` may be JSON strings, since a parquet column has one type for all rows. Other columns
         are ignored.
@@ -127,10 +127,10 @@ class OnDemand(Sequence[ItemT]):
 
 
 class Rows(OnDemand[Conversation]):
-    """Rows of a file: all are checked when it is opened, and each is read again on access.
+    """The rows of a file: opening checks all of them, and each access reads its row again.
 
     Attributes:
-        unit: What a row is called in messages.
+        unit: Name of a row in messages, such as a line.
 
     Args:
         path: Dataset file.
@@ -146,7 +146,7 @@ class Rows(OnDemand[Conversation]):
         return self._conversation(index, self._read(index))
 
     def where(self, index: int) -> str:
-        """Describes where a row is, for messages."""
+        """Describes the place of a row, for messages."""
         return f"{self.path} {self.unit} {self.number(index)}"
 
     def number(self, index: int) -> int:

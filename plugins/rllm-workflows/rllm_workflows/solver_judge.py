@@ -36,7 +36,7 @@ ResultT = TypeVar("ResultT")
 
 
 class SolverJudgeConfig(WorkflowConfig):
-    """``[solver_judge]``: the words, the number of solvers and what each of them sees."""
+    """``[solver_judge]``: the words, the number of solvers and the letters that each of them sees."""
 
     letters: Annotated[str, Field(min_length=3, description="Alphabet, in order.")] = "abcdefgh"
     length: Annotated[int, Field(ge=2, le=16, description="Number of letters per word, all different.")] = 4
@@ -117,7 +117,7 @@ class SolverJudgeWorkflow(Workflow):
 
     A judge learns from rollouts in which some answers are right and some are wrong. Solvers that see the whole word are
     soon all right, and leave it nothing to learn from. With ``hidden_letters``, each solver sees a different part of
-    the word. Even the best solvers then disagree, and only the judge can tell who is right: both roles learn.
+    the word. Even the best solvers then disagree, and only the judge can tell who is right, so both roles learn.
 
     Groups: all solvers of a task's rollouts are compared with each other, and so are its judges, one per rollout. The
     judges' prompts differ by the answers they show. Subtracting the share of right answers corrects for that: a judge
@@ -140,15 +140,15 @@ class SolverJudgeWorkflow(Workflow):
             self._tasks["validation" if is_held_out(word) else "train"].append(task)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """All words of a split, in the order of the alphabet."""
+        """Returns all words of a split, in alphabetical order."""
         return self._tasks[split]
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:
-        """Solvers of a task with solvers, judges of a task with judges."""
+        """Compares the solvers of a task with each other, and its judges with each other."""
         return trajectory.role
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """All solvers at once, then the judge."""
+        """Runs all solvers concurrently, then the judge."""
         draw = random.Random(derive_seed(completer.seed, "hidden"))
         views = {f"solver-{number}": self._view(task, draw) for number in range(1, self.config.solvers + 1)}
         solutions = dict(
@@ -183,7 +183,7 @@ class SolverJudgeWorkflow(Workflow):
         choice = solutions[shown[place]] if place is not None else None
         is_right = choice is not None and choice.is_right
         metrics |= {"judge_picked": float(choice is not None), "right_share_shown": right_share}
-        if 0 < right_share < 1:  # an average over episodes is then over those in which there was something to choose
+        if 0 < right_share < 1:  # an average over episodes then covers those in which the judge had a choice
             metrics |= {"judge_right_of_mixed": float(is_right), "right_share_of_mixed": right_share}
         trajectories.append(
             Trajectory(
@@ -197,7 +197,7 @@ class SolverJudgeWorkflow(Workflow):
         return self._ended(task, trajectories, metrics, is_correct=is_right, is_cut_off=is_cut_off)
 
     def _view(self, task: Task, draw: random.Random) -> str:
-        """The word as one solver sees it."""
+        """Returns the word as one solver sees it."""
         word = task.data["word"]
         hidden = draw.sample(range(len(word)), self.config.hidden_letters)
         return "".join(HIDDEN if position in hidden else letter for position, letter in enumerate(word))
@@ -242,7 +242,7 @@ class SolverJudgeWorkflow(Workflow):
 
 
 async def all_or_none(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Results of concurrent calls, in the order of the calls; the first failure cancels the others and is raised.
+    """Returns the results of concurrent calls, in call order; the first failure cancels the others and is raised.
 
     A task group would raise an exception group, in which the core cannot recognize a timeout or an engine error.
     """
@@ -262,27 +262,27 @@ def is_held_out(word: str) -> bool:
 
 
 def prompt(word: str) -> str:
-    """The question for a solver."""
+    """Returns the question for a solver."""
     return f"first: {word}"
 
 
 def judge_prompt(word: str, candidates: Sequence[str]) -> str:
-    """The question for the judge: the whole word, then one answer per line, numbered from 1."""
+    """Returns the question for the judge: the whole word, then one answer per line, numbered from 1."""
     return "\n".join([prompt(word), *(f"{number}: {given}" for number, given in enumerate(candidates, 1))])
 
 
 def picked(text: str, candidates: int) -> int | None:
-    """Index of the candidate that an answer names, or None if it names none."""
+    """Returns the index of the candidate that an answer names, or None if it names none."""
     number = text.strip()
     place = int(number) - 1 if _PICK.fullmatch(number) else -1
     return place if 0 <= place < candidates else None
 
 
 def run_file() -> dict[str, Any]:
-    """Settings that train both roles on backend ``local``, with a model that was taught the format.
+    """Returns settings that train both roles on backend ``local``, with a model that was taught the format.
 
-    `rllm_workflows.solver_judge_warm_start` writes the conversations that teach it. Solvers learn several times as
-    fast as judges, so their advantages get a small weight.
+    `rllm_workflows.solver_judge_warm_start` writes the conversations that teach the format. Solvers learn several times
+    as fast as judges, so their advantages get a small weight.
     """
     return {
         "training": {"steps": 250, "groups_per_step": 16, "rollouts_per_group": 8},

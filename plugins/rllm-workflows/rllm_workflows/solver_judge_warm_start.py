@@ -2,9 +2,9 @@
 
     python -m rllm_workflows.solver_judge_warm_start --out rows.jsonl
 
-They teach the format only. A solver answers with a random letter that it sees, and a judge with a random number among
-those it is shown, whatever the answers are. A model that has learned them perfectly solves and judges at the level of
-chance. Held-out words never occur.
+They teach the format only. A solver answers with a random letter from its view, and a judge with the number of a random
+answer, whatever the answers are. A model that has learned them perfectly solves and judges at the level of chance.
+Held-out words never occur.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rllm_workflows.solver_judge import HIDDEN, SolverJudgeConfig, is_held_out, 
 
 
 def conversations(rng: random.Random, config: SolverJudgeConfig) -> Iterator[list[dict[str, Any]]]:
-    """Endless random conversations, alternately of a solver and a judge; the assistant messages are the targets.
+    """Yields endless random conversations, alternately of a solver and a judge; the assistant messages are the targets.
 
     Args:
         rng: Source of all random choices; equal states give equal conversations.

@@ -96,7 +96,7 @@ def score(given: str, answer: str) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """Settings for backend ``local``; learned on every seed tried, in under a minute on one CPU core."""
+    """Returns settings for backend ``local``; every tried seed learned in under a minute on one CPU core."""
     return {
         "training": {"steps": 250, "groups_per_step": 16, "rollouts_per_group": 16},
         "rollout": {"max_response_tokens": 6},

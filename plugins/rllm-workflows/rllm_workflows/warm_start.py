@@ -92,4 +92,4 @@ def calculator_conversation(rng: random.Random) -> Conversation:
 
 
 _KINDS = (sort_conversation, guess_conversation, calculator_conversation)
-_WEIGHTS = (2, 1, 2)  # Guesses copy only their echo, so they are learned much sooner than the others.
+_WEIGHTS = (2, 1, 2)  # guesses copy only their echo, so the model learns them much sooner than the others

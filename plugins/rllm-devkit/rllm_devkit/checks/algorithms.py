@@ -31,8 +31,8 @@ def check_estimator(estimator: AdvantageEstimator, *, seed: int = 0, examples: i
 
     Args:
         estimator: Estimator to check.
-        seed: Seed of the groups; equal seeds draw equal groups.
-        examples: Groups per check.
+        seed: Seed for drawing groups; equal seeds draw equal groups.
+        examples: Number of groups per check.
 
     Returns:
         One result per check. An exception raised by the estimator fails the check that called it.

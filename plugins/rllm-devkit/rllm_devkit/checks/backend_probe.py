@@ -53,7 +53,7 @@ class Saved:
 
 @dataclass
 class Outcome:
-    """Result of an optimizer step.
+    """The result of an optimizer step.
 
     Attributes:
         before: Log-probabilities of the samples before the step.
@@ -101,7 +101,7 @@ class BackendProbe:
         """The current backend.
 
         Raises:
-            NotApplicable: If none could be started.
+            NotApplicable: If no backend could be started.
         """
         if self._backend is None:
             raise NotApplicable("the backend did not start")
@@ -112,7 +112,7 @@ class BackendProbe:
         """The engine of the current backend.
 
         Raises:
-            NotApplicable: If it is not ready to sample.
+            NotApplicable: If the engine is not ready to sample.
         """
         if self._engine is None or not self._is_live:
             raise NotApplicable("the backend did not start")
@@ -261,7 +261,7 @@ class BackendProbe:
         return [np.array(one) for one in computed]
 
     async def refuses(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
-        """Returns whether the backend rejects log-probabilities of a policy."""
+        """Returns whether the backend rejects a request for log-probabilities of a policy."""
         await self._enter_training()
         try:
             await self._within("compute_logprobs", self.backend.compute_logprobs(samples, policy))

@@ -125,8 +125,8 @@ async def _construction(probe: BackendProbe) -> str:
 
 
 def _held() -> dict[str, int]:
-    """Counts threads, child processes and open files of this process."""
-    # Without timers: the core uses them to time imports, and they end by themselves.
+    """Counts the threads, child processes and open files of this process."""
+    # Leave timers out: the core times imports with them, and they end by themselves.
     threads = [thread for thread in threading.enumerate() if not isinstance(thread, threading.Timer)]
     files = Path("/dev/fd")
     open_files = len(list(files.iterdir())) if files.is_dir() else 0
@@ -349,7 +349,7 @@ async def _advantages(probe: BackendProbe) -> str:
     samples = _samples(probe)
     _update(probe)
     first = _first(probe)
-    # The least likely sample, because a certain one could not become likelier.
+    # Take the least likely sample, because a certain one could not become likelier.
     chosen = int(np.argmin([float(logprobs.sum()) for logprobs in first.logprobs]))
     changes = []
     for advantage in (1.0, -1.0):

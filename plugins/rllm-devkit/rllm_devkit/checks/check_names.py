@@ -1,4 +1,4 @@
-"""Names of the checks per kind of provider. pytest needs them before any check runs."""
+"""Names of the checks per kind of provider, which pytest needs before any check runs."""
 
 from __future__ import annotations
 

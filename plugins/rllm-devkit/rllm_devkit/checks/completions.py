@@ -102,7 +102,7 @@ class Completions:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """Tokens before and after the text of every answer, such as reasoning the prompt opened and the stop token."""
+        """Returns the tokens before and after the text of every answer, such as opened reasoning and the stop token."""
         one, other = self.answer("1 and 2"), self.answer("Yes!")
         before = [left for left, right in _agreeing(one, other)]
         after = [left for left, right in _agreeing(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])]
@@ -189,7 +189,7 @@ class Completions:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Ids that are not text: stop tokens, and the tokenizer's special and added tokens."""
+        """Ids that do not spell text: stop tokens, and the tokenizer's special and added tokens."""
         list_added = getattr(self.tokenizer, "get_added_vocab", dict)
         return frozenset([*self.stops, *getattr(self.tokenizer, "all_special_ids", ()), *list_added().values()])
 

@@ -1,4 +1,4 @@
-"""Running the contract checks of a component with options: an estimator, a correction or a loss."""
+"""Runs the contract checks of a component with options: an estimator, a correction or a loss."""
 
 from __future__ import annotations
 

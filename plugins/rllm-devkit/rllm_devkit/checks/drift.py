@@ -1,6 +1,6 @@
 """Measures how often a conversation's next prompt does not start with its earlier tokens.
 
-Compares a session with rendering the messages again.
+It compares a session with prompts that are rendered again from the messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Draw = Callable[[Completions], list[int] | None]
 
 @dataclass
 class Drift:
-    """Counts for one kind of completion.
+    """Counts of lost turns for one kind of completion.
 
     Attributes:
         completions: Kind of completion.

@@ -1,4 +1,4 @@
-"""Calls an engine for the engine and backend checks."""
+"""Calls an engine for the checks of engines and backends."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class EngineProbe:
         """Returns the first completions with their prompts.
 
         Raises:
-            NotApplicable: If there are none.
+            NotApplicable: If there are no completions yet.
         """
         if not self.answers:
             raise NotApplicable("nothing could be sampled")

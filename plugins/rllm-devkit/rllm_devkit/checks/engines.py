@@ -22,7 +22,7 @@ MOST_STOPS = 16
 CANCELLED_AFTER = ((1, 0.0), (4, 0.0), (0, 0.3), (0, 0.6))
 # The core's tolerance: a float32 softmax can end slightly above 0.
 HIGHEST_LOGPROB = 1e-3
-# Equal completions count as a failure only if their probability by chance is below this.
+# Equal completions are a failure only if they would occur by chance with a probability below this.
 CHANCE = 1e-6
 
 
@@ -123,7 +123,7 @@ async def _ends(probe: EngineProbe) -> str:
 
 
 def _finished(outputs: Sequence[TokenOutput], params: SamplingParams) -> Counter[str]:
-    """Checks where completions end and their finish reasons; counts the reasons."""
+    """Checks where completions end and why; counts the finish reasons."""
     ends: Counter[str] = Counter()
     limit = params.max_response_tokens
     for output in outputs:

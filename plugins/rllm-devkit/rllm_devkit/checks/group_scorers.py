@@ -26,8 +26,8 @@ class ScriptedScorerServices:
 
     Attributes:
         reply: Returns the answer to some messages.
-        asked: Messages of all calls so far.
-        counted: Prompt and completion tokens of the calls that the scorer counted itself.
+        asked: Messages of each call so far.
+        counted: Prompt and completion tokens of calls that the scorer made and counted itself.
     """
 
     reply: Reply
@@ -43,12 +43,12 @@ class ScriptedScorerServices:
         return step(messages, self.reply(messages))
 
     def count(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Keeps the counts."""
+        """Records the token counts of a call."""
         self.counted.append((prompt_tokens, completion_tokens))
 
 
 def step(messages: Sequence[MessageLike], answer: str) -> Step:
-    """Returns a step with a text as its answer, in the tokens of `rllm_devkit.scripted.ByteParser`."""
+    """Returns a step that answers with a text, in the tokens of `rllm_devkit.scripted.ByteParser`."""
     completion = [*answer.encode(errors="replace"), PARSER.END]
     return Step(
         messages=snapshot(messages, MessageView()),
@@ -82,8 +82,8 @@ def group_of(
 async def check_group_scorer(scorer: GroupScorer) -> list[CheckResult]:
     """Checks a group scorer against its contract, with scripted answers of its model or of the policy.
 
-    In a test: ``assert not [r for r in await check_group_scorer(mine) if r.outcome == "failed"]``. A scorer that asks a
-    model by itself needs one that answers.
+    In a test: ``assert not [r for r in await check_group_scorer(mine) if r.outcome == "failed"]``. A scorer that calls
+    a model on its own needs a working model.
 
     Args:
         scorer: Scorer to check, with its options.
@@ -106,7 +106,7 @@ class _Probe:
     scorer: GroupScorer
 
     async def scores(self, group: RolloutGroup, answer: str = "I cannot tell.") -> dict[str, float | None]:
-        """Returns valid scores; None for all if the scorer raised, as a run would have it after its attempts."""
+        """Returns valid scores; None for all if the scorer raised, as in a run after the last attempt."""
         try:
             returned = await self.scorer.score(group, ScriptedScorerServices(lambda messages: answer))
         except UserError as error:

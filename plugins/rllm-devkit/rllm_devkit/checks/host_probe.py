@@ -1,4 +1,4 @@
-"""A rollout host under test, with the rollouts that its checks play in it."""
+"""The rollout host under test, and the rollouts that its checks run in it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ToolParser(ByteParser):
 
 
 class WatchedEngine(ScriptedEngine):
-    """Scripted engine that takes a moment to answer, and to let go of a request.
+    """Scripted engine that takes a moment to answer, and a moment to release a cancelled request.
 
     Attributes:
-        needed: Number of requests that wait for each other before the first is answered.
+        needed: Number of requests that must arrive before the first is answered.
         asked: Number of requests that were made.
         cancelled: Number of requests that were cancelled.
-        batches: Seeds of the requests that were in the engine at once.
+        batches: Seeds of the requests that were in the engine at the same time.
     """
 
     def __init__(self, needed: int = 1) -> None:
@@ -84,15 +84,15 @@ class WatchedEngine(ScriptedEngine):
 
 @dataclass
 class HostProbe:
-    """Host under test.
+    """The host under test, and how to run rollouts in it.
 
     Attributes:
-        make: Constructs it.
-        config: Section ``[rollout]`` that it is checked with.
-        folder: Empty folder, which its workers see, too.
-        seconds: Maximum time for what has to happen.
+        make: Constructs the host.
+        config: Section ``[rollout]`` for the checks.
+        folder: Empty folder that the workers can see, too.
+        seconds: Timeout for expected events.
         rollout_seconds: Deadline of rollouts that block.
-        notes: Lines for the user.
+        notes: Lines that the host reported for the user.
     """
 
     make: MakeHost
@@ -103,13 +103,13 @@ class HostProbe:
     notes: list[str] = field(default_factory=list)
 
     def host(self, *, workflow: type[Workflow] = Hosted, make: MakeHost | None = None, **rollout: Any) -> RolloutHost:
-        """Constructs the host, for a workflow and with some keys of ``[rollout]``."""
+        """Constructs the host for a workflow, with some keys of ``[rollout]`` changed."""
         hosted = HostedWorkflow(workflow=workflow(), load=f"{workflow.__module__}:{workflow.__qualname__}")
         return (make or self.make)(hosted, self.config.model_copy(update={"max_attempts": 1, **rollout}))
 
     @asynccontextmanager
     async def opened(self, host: RolloutHost, settled: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-        """Opens a host, and closes it in the end."""
+        """Opens a host, and closes it on exit."""
         try:
             await self.soon(host.open(note=self.notes.append, settled=settled, folder=self.folder / "output"), "open()")
             yield
@@ -117,10 +117,10 @@ class HostProbe:
             await self.soon(host.close(), "close()")
 
     async def soon(self, awaitable: Any, what: str) -> Any:
-        """Awaits with the time limit.
+        """Awaits with the timeout for expected events.
 
         Raises:
-            Broken: After that.
+            Broken: If the timeout expires.
         """
         task = asyncio.ensure_future(awaitable)
         await asyncio.wait([task], timeout=self.seconds)
@@ -133,7 +133,7 @@ class HostProbe:
         """Waits for a condition.
 
         Raises:
-            Broken: After the time limit.
+            Broken: If the timeout expires.
         """
 
         async def wait() -> None:
@@ -150,19 +150,19 @@ class HostProbe:
         engine: WatchedEngine | None = None,
         lockstep: bool = False,
     ) -> list[Episode]:
-        """Opens a host, plays a rollout of every task at once, and closes the host."""
+        """Opens a host, runs a rollout of every task concurrently, and closes the host."""
         host = host or self.host()
         runner = self.runner(host, engine or WatchedEngine(), lockstep=lockstep)
         async with self.opened(host, runner.merger.settled):
             return await self.rollouts(runner, tasks)
 
     def runner(self, host: RolloutHost, engine: WatchedEngine, *, lockstep: bool = False) -> RolloutRunner:
-        """Returns what plays rollouts in a host, as a run does."""
+        """Returns a runner that runs rollouts in a host, as in a run."""
         config = RunConfig(workflow=host.hosted.workflow.name, rollout=host.config)
         return RolloutRunner(host, engine, config, lockstep=lockstep)
 
     async def rollouts(self, runner: RolloutRunner, tasks: Sequence[Task]) -> list[Episode]:
-        """Plays a rollout of every task at once in a host that is open."""
+        """Runs a rollout of every task concurrently in an open host."""
         running = [runner.run(task, RolloutKey("train", number, 0)) for number, task in enumerate(tasks)]
         played = await self.soon(asyncio.gather(*running), f"{len(tasks)} rollouts")
         await runner.aclose()
@@ -171,18 +171,19 @@ class HostProbe:
     async def inline(
         self, tasks: Sequence[Task], *, engine: WatchedEngine | None = None, **options: Any
     ) -> list[Episode]:
-        """Plays the same rollouts in this process."""
+        """Runs the same rollouts in this process."""
         return await self.play(tasks, self.host(make=Inline), engine=engine, **options)
 
     def completer(self, engine: WatchedEngine) -> Completer:
-        """Returns a completer for a place that is used without a runner."""
+        """Returns a completer for a slot that is used without a runner."""
         return TITOCompleter(engine, scope=RolloutScope("rollout 0-0", asyncio.get_running_loop()))
 
 
 def comparable(episode: Episode) -> dict[str, Any]:
-    """Returns what an episode must be wherever it was played: all but ids, places, and tracebacks of the core.
+    """Returns the parts of an episode that do not depend on where it ran: all but ids, places, and core tracebacks.
 
-    Of an error, it returns what follows the plugin's name: which version of it is known may differ between processes.
+    For an error, it returns the text after the plugin's name, because processes may know different versions of the
+    plugin.
     """
     written: dict[str, Any] = episode.model_dump(mode="json")
     for trajectory in written["trajectories"]:
@@ -196,7 +197,7 @@ def comparable(episode: Episode) -> dict[str, Any]:
 
 
 def difference(mine: Episode, other: Episode) -> str | None:
-    """Describes the first difference of two episodes; None if they are equal."""
+    """Describes the first difference between two episodes; None if they are equal."""
     left, right = comparable(mine), comparable(other)
     for name in left:
         if left[name] != right[name]:

@@ -28,13 +28,13 @@ async def check_rollout_host(
 ) -> list[CheckResult]:
     """Checks a rollout host against the contract of `rllm_core.hosts.contract.RolloutHost`.
 
-    In a test: ``assert not [r for r in await check_rollout_host(Mine) if r.outcome == "failed"]``. Its workers must
-    have rllm-devkit, and see the temporary files of this machine.
+    In a test: ``assert not [r for r in await check_rollout_host(Mine) if r.outcome == "failed"]``. The host's workers
+    must have rllm-devkit installed, and see the temporary files of this machine.
 
     Args:
         make: Constructs a host from a `HostedWorkflow` and the section ``[rollout]``, such as the class of the host.
-        config: The section; the checks set some of its keys.
-        seconds: Maximum time for what has to happen, such as the start of a worker and its rollouts.
+        config: The section ``[rollout]``; the checks set some of its keys.
+        seconds: Timeout for expected events, such as the start of a worker and its rollouts.
         rollout_seconds: Deadline of rollouts that block.
 
     Returns:
@@ -49,7 +49,7 @@ async def check_rollout_host(
 
 
 def user(text: str) -> dict[str, Any]:
-    """Returns a message of the user."""
+    """Returns a user message."""
     return {"role": "user", "content": text}
 
 
@@ -104,7 +104,7 @@ async def _opening(probe: HostProbe) -> str:
     try:
         async with probe.opened(host):
             raise Broken("open() returns, although open() of the workflow has raised an error")
-    except Exception as error:  # of any type
+    except Exception as error:  # any type
         if isinstance(error, Broken):
             raise
         if "the check has no server" not in str(error):
@@ -151,7 +151,7 @@ async def _cancellation(probe: HostProbe) -> str:
 
 
 async def _cancelled(probe: HostProbe, host: Any, do: list[Any], engine: WatchedEngine, is_waiting: Any) -> None:
-    """Starts a rollout, waits until it waits, and cancels it."""
+    """Starts a rollout, waits until it is blocked, and cancels it."""
 
     async def run() -> None:
         async with host.place() as place:
@@ -297,7 +297,7 @@ async def _ending(probe: HostProbe) -> str:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process runs and is no zombie."""
+    """Whether a process is running, and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

@@ -20,7 +20,7 @@ async def check_initial_weights(probe: BackendProbe) -> str:
         await probe.shut_down()
         await probe.allocate()
     else:
-        await probe.load(probe.first)  # its optimizer has seen no gradient
+        await probe.load(probe.first)  # the optimizer of this checkpoint has seen no gradient
     state = probe.backend.state_dict()
     await probe.load_weights(saved)
     check_as_saved(probe, await probe.known_logprobs(), saved, "after load_weights, log-probabilities differ")

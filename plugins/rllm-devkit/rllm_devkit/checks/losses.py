@@ -38,7 +38,7 @@ def drawn_inputs(rng: np.random.Generator, examples: int, *, moved: float | None
 
 
 def _computed(loss: PolicyLoss, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(tokens,)`` losses, and the gradient of their sum."""
+    """Returns ``(tokens,)`` losses, and the gradient of their sum."""
     try:
         losses = losses_of(loss, inputs)
     except UserError as error:

@@ -25,7 +25,7 @@ from rllm_devkit.templates import KINDS, PackageNames, template
 
 WARNING: Literal["warning"] = "warning"
 
-_TO_AUTHORS = "## What to change"  # a heading in the templates' READMEs, meant for the author of the package
+_TO_AUTHORS = "## What to change"  # heading in the templates' READMEs, meant for the package's author
 
 
 def packaging_checks(plugin: PluginInfo, health: Health) -> list[CheckResult]:
@@ -151,7 +151,7 @@ def _requirements(distribution: Distribution) -> CheckResult:
 
 def _typed(plugin: PluginInfo) -> CheckResult:
     top = plugin.value.partition(":")[0].partition(".")[0]
-    found = importlib.util.find_spec(top) if top else None  # none: its metadata cannot be read
+    found = importlib.util.find_spec(top) if top else None  # None if its metadata cannot be read
     if found is None or found.origin is None:
         return CheckResult("types", WARNING, f"there is no module {top!r}")
     if not Path(found.origin).with_name("py.typed").is_file():

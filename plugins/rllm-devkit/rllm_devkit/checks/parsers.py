@@ -30,7 +30,7 @@ def check_parser(parser: BaseParser, *, seed: int = 0, examples: int = 100) -> l
     Args:
         parser: Parser to check.
         seed: Seed of the completions; equal seeds draw equal completions.
-        examples: Completions per check.
+        examples: Number of completions per check.
 
     Returns:
         One result per check. An exception raised by the parser fails the check that called it.
@@ -92,7 +92,7 @@ def _reading(completions: Completions, examples: int) -> str:
         try:
             parsed = parser.parse_completion(given, prompt_ids=prompt, tools=completions.rng.choice([None, [TOOL]]))
             json.dumps(parsed.to_message(turn=0))
-        except Exception as error:  # parsing must not raise anything
+        except Exception as error:  # parsing must not raise any exception
             raise Broken(f"parse_completion({sampled}) raised {type(error).__name__}: {error}") from error
         if given != sampled:
             raise Broken(f"parse_completion({sampled}) modifies the completion")
@@ -228,7 +228,7 @@ def _sessions(completions: Completions, examples: int) -> str:
 def _copies(completions: Completions, examples: int) -> str:
     parser = completions.parser
     ForkingPickler.dumps(parser)  # what a process pool does
-    copied = copy.deepcopy(parser)  # same protocol, in this process
+    copied = copy.deepcopy(parser)  # the same protocol, within this process
     for conversation in _conversations():
         if copied.render(conversation) != parser.render(conversation):
             raise Broken("a copy renders different tokens")

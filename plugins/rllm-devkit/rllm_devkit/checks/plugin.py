@@ -162,7 +162,7 @@ def _imported(health: Health) -> list[CheckResult]:
 
 
 def _import_time(plugin: PluginInfo) -> CheckResult:
-    """Measures the shortest import time in several fresh interpreters: other load can only add to it."""
+    """Measures the shortest import time over several fresh interpreters, because other load can only add to it."""
     best = IMPORT_DEADLINE_SECONDS
     for _ in range(INTERPRETERS):
         found = run_child(["import", plugin.value], IMPORT_DEADLINE_SECONDS, set(), module=__name__)
@@ -178,7 +178,7 @@ def _import_time(plugin: PluginInfo) -> CheckResult:
 
 
 def _timed(value: str) -> dict[str, Any]:
-    """In the child process: measures the import of a plugin's module after the core's own modules."""
+    """Runs in the child process: measures the import of a plugin's module after the core's own modules."""
     PluginManager().providers(KINDS[0])
     begin = time.perf_counter()
     importlib.import_module(value.partition(":")[0])
@@ -231,7 +231,7 @@ def _checked(
 
 
 def _results(asked: str) -> dict[str, Any]:
-    """In the child process: runs the checks of one provider."""
+    """Runs in the child process: runs the checks of one provider."""
     import rllm_devkit.scripted_plugin
     from rllm_devkit.checks.provided import Request, check_provided
 

@@ -158,7 +158,7 @@ def check_provided(
         check = _CHECKED[type(provided.record)](subject)
     except (NeedsSettings, Broken) as problem:
         return [CheckResult(BUILT, "failed", str(problem))]
-    except (Exception, SystemExit) as error:  # third-party code: its exception is the finding
+    except (Exception, SystemExit) as error:  # third-party code: its exception is the result of the check
         return [CheckResult(BUILT, "failed", blamed(error, provided.plugin))]
     return [CheckResult(BUILT, "passed", provided.record.load), *check()]
 

@@ -14,7 +14,7 @@ from rllm_devkit.checks.results import Broken, NotApplicable
 
 
 async def check_reference_engine(probe: BackendProbe) -> str:
-    """Checks that a second engine samples from the weights the run started from, whatever is trained."""
+    """Checks that a second engine samples from the weights that the run started from, whatever is trained since."""
     backend = probe.backend
     if type(backend).init_reference_engine is BackendProtocol.init_reference_engine:
         raise NotApplicable("it has no init_reference_engine, so scorers that ask version 0 of the policy are rejected")

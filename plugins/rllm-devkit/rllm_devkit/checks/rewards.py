@@ -35,7 +35,7 @@ async def check_reward_function(reward: RewardFunction, tasks: Sequence[Task]) -
 
 
 async def check_selected(plugins: PluginManager, name: str, tasks: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
-    """Checks the reward function with a name, on tasks with this data."""
+    """Checks the reward function that a name selects, on tasks with this data."""
     services = Services(plugins)
     try:
         reward = services.reward_function(name, LIMITS)

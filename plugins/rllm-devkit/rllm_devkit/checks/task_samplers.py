@@ -32,7 +32,7 @@ def some_tasks(number: int = 40) -> list[Task]:
 
 @dataclass
 class SamplerRun:
-    """Draws tasks from a sampler and hands it results, as the windows of a run do.
+    """Draws tasks from a sampler and returns their results to it, as the sync windows of a run do.
 
     A task's results depend on its position and on the number of the draw only: some tasks are always solved, some
     never, and others by some of the rollouts. A few draws have no results.
@@ -40,10 +40,10 @@ class SamplerRun:
     Attributes:
         sampler: Task sampler, which has begun.
         tasks: Training tasks.
-        late: Number of windows after which half of the results come; 0 for a synchronous run.
+        late: Number of windows by which half of the results are late; 0 for a synchronous run.
         quarantined: Positions of tasks in quarantine.
-        drawn: Positions so far.
-        sizes: How the draws of a window are split into calls of ``next``.
+        drawn: Positions drawn so far.
+        sizes: Number of draws in each call of ``next`` within a window.
     """
 
     sampler: TaskSampler
@@ -56,7 +56,7 @@ class SamplerRun:
     window: int = 0
 
     def play(self) -> None:
-        """Draws the tasks of a window, and hands over the results that are due."""
+        """Draws the tasks of a window, and returns the results that are due to the sampler."""
         for size in self.sizes:
             for position in checked_positions(self.sampler.next(size), size, self.tasks):
                 self._started(position)

@@ -99,7 +99,7 @@ def awake() -> float:
     while True:
         now, before = time.monotonic(), waited
         waited = _waited()
-        if waited == before:  # or else it has waited between the two looks
+        if waited == before:  # otherwise the thread waited between the two readings
             return now - waited / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The run's side of the worker protocol, over the pipes of a process: what `check_worker` plays with."""
+"""The run's side of the worker protocol, over the pipes of a process; `check_worker` uses it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Pipes:
     """A worker under test.
 
     Args:
-        process: Its process.
+        process: Process of the worker.
         seconds: Maximum time for each of its reactions.
 
     Attributes:
-        log: Everything it said, in order.
-        frames_sent: How many frames it got.
-        frames_read: How many frames it sent.
+        log: All messages from the worker, in order.
+        frames_sent: Number of frames sent to the worker.
+        frames_read: Number of frames read from the worker.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, seconds: float) -> None:
@@ -46,22 +46,22 @@ class Pipes:
         self._reading = [asyncio.create_task(self._read()), asyncio.create_task(self._read_errors())]
 
     async def send(self, *messages: Any) -> None:
-        """Sends messages as one frame; a dictionary is sent as it is."""
+        """Sends messages as one frame; a dictionary is sent unchanged."""
         await self.write(wire.frame(wire.encoded(list(messages))))
 
     async def write(self, data: bytes, *, frames: int = 1) -> None:
-        """Writes bytes to its standard input, which complete some frames."""
+        """Writes bytes to the worker's standard input; they complete a number of frames."""
         self.frames_sent += frames
         assert self.process.stdin is not None
-        with suppress(ConnectionError):  # what it said before it went says more
+        with suppress(ConnectionError):  # the worker's last messages explain more than this error
             self.process.stdin.write(data)
             await self.process.stdin.drain()
 
     async def next(self, kind: type[MessageT], rollout: int | None = None) -> MessageT:
-        """Returns its next message, or that of a rollout, which must be of a kind.
+        """Returns the worker's next message (of a rollout, if given), which must be of the given kind.
 
         Raises:
-            Broken: If it is of another, or there is none.
+            Broken: If the message is of another kind, or there is none.
         """
         wanted = f"a {kind.__name__}" + (f" for rollout {rollout}" if rollout is not None else "")
         try:
@@ -76,16 +76,16 @@ class Pipes:
 
     @property
     def rollouts(self) -> range:
-        """Numbers of the rollouts that were started."""
+        """Numbers of the rollouts started so far."""
         return range(1, self._rollouts + 1)
 
     def rest(self, rollout: int | None = None) -> list[Any]:
-        """Returns messages that nobody asked for."""
+        """Returns the messages that no check has asked for."""
         queue = self._queues[rollout]
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
     async def settled(self) -> None:
-        """Waits until it says that it has nothing to do after all that it got."""
+        """Waits until the worker reports that it is idle, after everything it was sent."""
 
         def is_settled() -> bool:
             said = [message for message in self.log if isinstance(message, wire.Settled)]
@@ -102,7 +102,7 @@ class Pipes:
             ) from None
 
     async def opened(self, open: wire.Open) -> None:
-        """Opens the workflow, as a run does: without waiting for its first message."""
+        """Opens the workflow as a run does: without waiting for the worker's first message."""
         await self.send(open)
         await self.next(wire.Ready)
         await self.next(wire.Opened)
@@ -111,7 +111,7 @@ class Pipes:
         """Starts a rollout of the reference workflow.
 
         Args:
-            do: Instructions.
+            do: Instructions for the workflow.
             fields: Other fields of the message.
             data: Other data of the task.
         """
@@ -125,14 +125,14 @@ class Pipes:
         return Played(self, number, start)
 
     async def exits(self) -> int:
-        """Waits for its end, and returns its exit code."""
+        """Waits for the worker to exit, and returns its exit code."""
         try:
             return await asyncio.wait_for(self.process.wait(), self.seconds)
         except TimeoutError:
             raise Broken(f"it did not exit within {self.seconds:g} s") from None
 
     def errors(self) -> str:
-        """The last line that it wrote to standard error, for messages."""
+        """Returns the last line that the worker wrote to standard error, for messages."""
         lines = self._stderr.decode(errors="replace").strip().splitlines()
         return f"; the last line of its standard error is {lines[-1]!r}" if lines else ""
 
@@ -172,7 +172,7 @@ class Pipes:
             self._stderr = (self._stderr + data)[-4096:]
 
     async def end(self) -> None:
-        """Kills it if it still runs."""
+        """Kills the worker if it still runs."""
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -181,7 +181,7 @@ class Pipes:
 
 @asynccontextmanager
 async def started(command: Sequence[str], seconds: float) -> AsyncIterator[Pipes]:
-    """Starts a worker, and kills it in the end."""
+    """Starts a worker, and kills it on exit."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -195,7 +195,7 @@ async def started(command: Sequence[str], seconds: float) -> AsyncIterator[Pipes
 
 
 class _Talk:
-    """What the run knows about one conversation."""
+    """The run's record of one conversation."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -206,12 +206,12 @@ class _Talk:
 
 
 class Played:
-    """A rollout of the reference workflow.
+    """A started rollout of the reference workflow.
 
     Attributes:
-        number: Its number.
-        steps: Ids of its steps, in the order of the answers.
-        tokens: Prompt and completion of each.
+        number: Number of the rollout.
+        steps: Ids of its steps, in answer order.
+        tokens: Prompt and completion of each step.
     """
 
     def __init__(self, pipes: Pipes, number: int, start: dict[str, Any]) -> None:
@@ -234,10 +234,10 @@ class Played:
         limit: int | None = None,
         stop_texts: Sequence[str] = (),
     ) -> wire.Call:
-        """Receives its next call, and checks that it says these messages and offers these tools.
+        """Receives the rollout's next call, and checks its messages and tools.
 
         Raises:
-            Broken: If it does not, or sends what the run already has.
+            Broken: If they differ, or the call repeats data that the run already has.
         """
         call = await self._pipes.next(wire.Call, self.number)
         if call.call in self._calls:
@@ -325,14 +325,14 @@ class Played:
         await self._pipes.send(self.step(call, text, kept=kept))
 
     async def turn(self, messages: Sequence[Any], text: str = "yes", **expected: Any) -> None:
-        """Receives a call that says these messages, and answers it."""
+        """Receives a call, checks its messages, and answers it."""
         await self.answer(await self.call(messages, **expected), text)
 
     async def ended(self, changes: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
-        """Receives its end, checks the episode, and returns what the workflow has seen.
+        """Receives the rollout's end, checks the episode, and returns what the workflow has observed.
 
         Args:
-            changes: Changed fields of steps, by their numbers.
+            changes: Changed fields of steps, by step number.
         """
         ended = await self._pipes.next(wire.Ended, self.number)
         if ended.returned:
@@ -361,7 +361,7 @@ class Played:
         return dict(seen)
 
     async def failed(self, reason: str, message: str, *, call: int | None = None) -> None:
-        """Receives its failure, and checks why."""
+        """Receives the rollout's failure, and checks its reason."""
         failed = await self._pipes.next(wire.Failed, self.number)
         if (failed.reason, failed.call) != (reason, call) or message not in failed.message:
             raise Broken(

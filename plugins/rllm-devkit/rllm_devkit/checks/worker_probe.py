@@ -1,4 +1,4 @@
-"""A worker under test, and what the reference workflow says to it."""
+"""The worker under test, and the messages for the reference workflow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rllm_devkit.checks.worker_pipes import Pipes, started
 
 @dataclass
 class WorkerProbe:
-    """Worker under test. Checks share a process until one of them fails.
+    """The worker under test. Checks share a process until one of them fails.
 
     Attributes:
         command: Program and arguments that start it.
-        open: Message that opens the reference workflow.
-        seconds: Maximum time for each of its reactions.
+        open: Message to open the reference workflow.
+        seconds: Timeout for each reaction of the worker.
     """
 
     command: tuple[str, ...]
@@ -29,7 +29,7 @@ class WorkerProbe:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Pipes]:
-        """A worker whose workflow is open, which all checks share that leave it as it was."""
+        """Yields the shared worker, with its workflow open, for checks that leave it in the same state."""
         if self._shared is None:
             starting = started(self.command, self.seconds)
             self._shared = starting, await starting.__aenter__()
@@ -45,7 +45,7 @@ class WorkerProbe:
 
     @asynccontextmanager
     async def own(self, open: wire.Open | None = None) -> AsyncIterator[Pipes]:
-        """A worker of one check."""
+        """Yields a separate worker for one check."""
         async with started(self.command, self.seconds) as pipes:
             if open is not None:
                 await pipes.opened(open)
@@ -59,17 +59,17 @@ class WorkerProbe:
 
 
 def user(text: str) -> dict[str, Any]:
-    """Returns a message of the user."""
+    """Returns a user message."""
     return {"role": "user", "content": text}
 
 
 def yes(text: str = "yes") -> dict[str, Any]:
-    """Returns an answer of the model."""
+    """Returns a model's answer."""
     return {"role": "assistant", "content": text}
 
 
 def tool(name: str) -> dict[str, Any]:
-    """Returns a tool on offer."""
+    """Returns an offered tool."""
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -1,4 +1,4 @@
-"""Conformance checks for workers of any language; see `check_worker`."""
+"""Conformance checks for workers in any language; see `check_worker`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COMPUTING_SECONDS = 0.3
 async def check_worker(
     command: Sequence[str], *, workflow: str = REFERENCE, seconds: float = 20.0
 ) -> list[CheckResult]:
-    """Checks a worker against the worker protocol: plays a run over its standard input and output.
+    """Checks a worker against the worker protocol, by playing the run's side over its standard input and output.
 
     In a test: ``assert not [r for r in await check_worker(command) if r.outcome == "failed"]``.
 
     Args:
         command: Program and arguments that start the worker.
-        workflow: Name by which the worker opens the reference workflow, which docs/worker-protocol.md defines.
-        seconds: Maximum time for each reaction of the worker.
+        workflow: Name under which the worker provides the reference workflow, which docs/worker-protocol.md defines.
+        seconds: Timeout for each reaction of the worker.
 
     Returns:
         One result per check.
@@ -304,7 +304,7 @@ async def _settled(probe: WorkerProbe) -> str:
 
 
 def _check_order(pipes: Pipes, start: int, kind: type[Any]) -> None:
-    """Checks that it did not claim to be idle before it said something."""
+    """Checks that the worker did not report itself idle before it sent a message of ``kind``."""
     said = pipes.log[start:]
     at = next(number for number, message in enumerate(said) if isinstance(message, kind))
     if any(isinstance(message, wire.Settled) and message.frames == pipes.frames_sent for message in said[:at]):

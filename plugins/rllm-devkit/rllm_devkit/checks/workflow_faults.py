@@ -88,7 +88,7 @@ def _check_replies(rollout: Rollout) -> None:
 
 
 async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
-    """Gives each text as the first answer, and after a plausible one; returns the number of rollouts."""
+    """Answers with each text, first and after a plausible answer; returns the number of rollouts."""
     tasks = probe.tasks()
     probe.watch.since()
 
@@ -156,7 +156,7 @@ async def _passed_on(probe: WorkflowProbe, task: Task, first: int, make: Callabl
 
     rollout = await probe.play(task, policy)
     if not raised:
-        return False  # the rollout ended before
+        return False  # the rollout ended earlier
     [expected, *_] = raised
     what = f"task {task.task_id!r}: the completer raised {type(expected).__name__}"
     if rollout.error is not None:

@@ -105,7 +105,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Said:
-    """Answer of a policy; ``is_cut_off`` marks a truncated one."""
+    """A policy's answer; ``is_cut_off`` marks a truncated one."""
 
     text: str
     is_cut_off: bool = False
@@ -116,7 +116,7 @@ Policy = Callable[[Turn], Awaitable[Said]]
 
 @dataclass
 class Rollout:
-    """Record of a rollout.
+    """The record of a rollout.
 
     Attributes:
         given: Steps the completer returned, each with the number of its conversation.
@@ -189,7 +189,7 @@ class _Source:
         number, rollout.asked = rollout.asked, rollout.asked + 1
         if rollout.asked > MAX_ASKED:
             raise EngineError("too many model calls")
-        await asyncio.sleep(0)  # separates the time of this turn from that of others
+        await asyncio.sleep(0)  # separate the time of this turn from that of others
         if self.pauses:
             for _ in range(random.Random(derive_seed(seed, "pauses")).randrange(5)):
                 await asyncio.sleep(0)
@@ -253,7 +253,7 @@ class WorkflowProbe:
     """Workflow under test, and how to run it.
 
     Attributes:
-        make: Constructs a workflow.
+        make: Constructs the workflow.
         answers: Answers that fit its tasks.
         tasks_per_split: Number of tasks of each split to run.
         rollout_timeout_seconds: Timeout of a rollout, in seconds.

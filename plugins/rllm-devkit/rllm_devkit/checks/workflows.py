@@ -139,7 +139,7 @@ async def _splits(probe: WorkflowProbe) -> str:
     if leaked:
         return "both splits have the same tasks, with different ids"
     known, held = _questions(train), _questions(validation)
-    if known & held and len(known | held) > 1:  # one question for all says nothing about the task
+    if known & held and len(known | held) > 1:  # one question for all tasks reveals nothing about a task
         raise Broken(
             f"{len(known & held)} of {len(held)} questions of the validation tasks are in training, too, apart from "
             f"case and spaces, for example {min(known & held)!r:.80}: hold out different questions"
@@ -148,7 +148,7 @@ async def _splits(probe: WorkflowProbe) -> str:
 
 
 def _questions(tasks: Sequence[Task]) -> set[str]:
-    """Returns the questions of tasks that have them in their data, as text that is compared."""
+    """Returns the questions of tasks that have them in their data, in a form that can be compared."""
     found = (task.data.get("question") for task in tasks)
     return {" ".join(question.casefold().split()) for question in found if isinstance(question, str)}
 

@@ -1,4 +1,4 @@
-"""``rllm-core new``: creates a package or a file that works, to be adapted."""
+"""``rllm-core new``: creates a working package or file that the user adapts."""
 
 from __future__ import annotations
 

@@ -83,5 +83,5 @@ def check(
 
 
 def _not_loaded(info: PluginInfo) -> PluginInfo:
-    """Describes a plugin as a new process finds it; this one has loaded the devkit to run the command."""
+    """Describes a plugin as a new process would find it; this process has loaded the devkit to run the command."""
     return replace(info, status="available") if info.status == "loaded" else info

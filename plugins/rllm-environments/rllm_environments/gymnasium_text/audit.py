@@ -1,6 +1,6 @@
-"""The audit of gymnasium, MiniGrid and BabyAI.
+"""Audits the environments of gymnasium, MiniGrid and BabyAI.
 
-Every environment is played to its end with random legal actions, and passes all checks of a workflow.
+The audit plays every environment to its end with random legal actions, and runs all checks of a workflow on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECKED_TURNS = 12
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the findings of environments; of all that are registered, in their newest version, if none is named."""
+    """Yields the findings of the named environments, or of all registered ones in their newest version."""
     registry = library().registry
     newest = sorted({newest_of(list(registry), name) for name in registry})
     for name in variants or newest:
@@ -61,7 +61,7 @@ def _checked(name: str) -> GymnasiumConfig:
 
 
 def _plays_to_its_end(environment: TextEnvironment) -> int | None:
-    """Returns after how many random actions a game ended, or None if it did not."""
+    """Returns the number of random actions after which a game ended, or None if it did not end."""
     rng = random.Random(0)
     environment.reset(0)
     for number in range(1, MAX_ACTIONS + 1):

@@ -1,4 +1,4 @@
-"""One environment of gymnasium with text on both sides, and the refusal of those that cannot have it."""
+"""One gymnasium environment with text observations and actions; rejects environments that have no text form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTALL = "pip install 'rllm-environments[gymnasium]'"
 
 MINIGRID_ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 
-# By the id without its version. Where an environment is not listed, an action is its number.
+# Keyed by id without version. In environments not listed here, an action is its number.
 ACTION_NAMES: Mapping[str, tuple[str, ...]] = {
     "Acrobot": ("negative", "none", "positive"),
     "Blackjack": ("stick", "hit"),
@@ -61,12 +61,12 @@ MAX_DISCRETE = 1000
 
 
 def family(name: str) -> str:
-    """Returns an id without its version."""
+    """Returns an environment id without its version."""
     return _VERSION.sub("", name)
 
 
 def library() -> Any:
-    """Imports gymnasium, with MiniGrid and BabyAI registered if they are installed.
+    """Imports gymnasium, and registers MiniGrid and BabyAI if they are installed.
 
     Raises:
         ConfigError: If gymnasium is not installed.
@@ -82,7 +82,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences environments that warn, and those that print while they generate a level."""
+    """Silences environments that warn, or that print while they generate a level."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -96,7 +96,7 @@ def newest_of(names: Sequence[str], name: str) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """What an action led to."""
+    """The result of an action."""
 
     text: str
     reward: float
@@ -110,16 +110,16 @@ class Shown:
 
 
 class TextEnvironment:
-    """One environment with text on both sides.
+    """One environment with text observations and actions.
 
     Args:
-        name: Its id, ``FrozenLake-v1``.
+        name: Environment id, such as ``FrozenLake-v1``.
         options: Arguments of ``gymnasium.make``.
         imports: Modules that register ids.
-        view: Form of MiniGrid's observations.
+        view: Text form of MiniGrid's observations.
 
     Raises:
-        ConfigError: If it is unknown, out of date, cannot be constructed, or has no text form.
+        ConfigError: If the environment is unknown, out of date, cannot be constructed, or has no text form.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TextEnvironment:
         self._by_name = {action.casefold(): number for number, action in enumerate(self.actions or ())}
 
     def reset(self, seed: int) -> str:
-        """Starts the game of a seed, and returns what the player sees."""
+        """Starts the game for a seed, and returns the first observation."""
         with _quiet():
             observation, _ = self._env.reset(seed=seed)
         text = self._text(observation)
@@ -151,7 +151,7 @@ class TextEnvironment:
         return action.casefold() in self._by_name
 
     def act(self, action: str) -> Shown:
-        """Takes a legal action."""
+        """Takes a legal action, and returns its result."""
         space = self._env.action_space
         chosen = action if self.actions is None else int(space.start) + self._by_name[action.casefold()]
         with _quiet():
@@ -159,19 +159,19 @@ class TextEnvironment:
         return Shown(self._text(observation), float(reward), bool(terminated), bool(truncated))
 
     def step(self, action: str) -> str | None:
-        """Takes a legal action, and returns what the player sees next, or None at the end."""
+        """Takes a legal action, and returns the next observation, or None at the end."""
         shown = self.act(action)
         return None if shown.is_over else shown.text
 
     def legal_actions(self, rng: random.Random) -> Sequence[str]:
-        """Returns all actions; of a space of texts, some."""
+        """Returns all actions, or a sample from a space of texts."""
         if self.actions is not None:
             return self.actions
         self._env.action_space.seed(rng.getrandbits(31))
         return [self._env.action_space.sample() for _ in range(4)]
 
     def start_of(self, seed: int) -> str:
-        """Returns what identifies the start of a seed's game: its whole state if the environment has a hash of it."""
+        """Returns a key for a seed's start: the whole state where the environment can hash it."""
         text = self.reset(seed)
         state = getattr(self._env.unwrapped, "hash", None)
         return str(state()) if callable(state) else text
@@ -180,11 +180,11 @@ class TextEnvironment:
         """Checks that a game can be started.
 
         Raises:
-            ConfigError: If it cannot, such as for a missing library.
+            ConfigError: If no game can be started, for example because a library is missing.
         """
         try:
             self.reset(0)
-        except Exception as error:  # of the environment
+        except Exception as error:  # third-party environment
             raise _unusable(self.name, "reset", error) from error
 
     @property
@@ -194,18 +194,18 @@ class TextEnvironment:
 
     @property
     def turn_limit(self) -> int | None:
-        """The environment's own limit of actions, or None."""
+        """The environment's own limit on the number of actions, or None."""
         limit = self._env.spec.max_episode_steps or getattr(self._env.unwrapped, "max_steps", None)
         return int(limit) if limit else None
 
     @property
     def solved_return(self) -> float | None:
-        """The return from which the environment counts as solved, as it was registered, or None."""
+        """The return at which the environment counts as solved, from its registration, or None."""
         threshold = self._env.spec.reward_threshold
         return None if threshold is None else float(threshold)
 
     def instructions(self) -> str:
-        """Returns rules for a model that has not been taught the form of actions."""
+        """Returns rules for a model that does not know the form of actions."""
         if self.is_minigrid:
             seen = LEGENDS[self.view]
         else:
@@ -219,7 +219,7 @@ class TextEnvironment:
         )
 
     def close(self) -> None:
-        """Releases what the environment holds."""
+        """Releases the resources of the environment."""
         self._env.close()
 
     def _text(self, observation: Any) -> str:
@@ -252,7 +252,7 @@ def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
     try:
         with _quiet():
             env = gymnasium.make(name, **options)
-    except Exception as error:  # of the environment
+    except Exception as error:  # third-party environment
         raise _unusable(name, "made", error) from error
     why = unreadable(env.observation_space) or unplayable(env.action_space)
     if why is not None:
@@ -270,7 +270,7 @@ def _unusable(name: str, what: str, error: Exception) -> ConfigError:
 
 
 def refusal(spec: Any) -> str | None:
-    """Returns what a registered environment needs and nobody installs with this package, or None."""
+    """Returns a requirement of a registered environment that this package does not install, or None."""
     entry = str(spec.entry_point)
     if "mujoco" in entry:
         return "it needs MuJoCo, and its actions are numbers of a continuous range; choose one with discrete actions"
@@ -286,7 +286,7 @@ def refusal(spec: Any) -> str | None:
 
 
 def unplayable(space: Any) -> str | None:
-    """Returns why actions of a space have no text form, or None if they have one."""
+    """Returns the reason why actions of a space have no text form, or None if they have one."""
     kind = type(space).__name__
     if kind == "Text" or (kind == "Discrete" and int(space.n) <= MAX_DISCRETE):
         return None

@@ -1,4 +1,4 @@
-"""The names of the environments of gymnasium, MiniGrid and BabyAI, from their committed audit; imports neither."""
+"""Names of the environments of gymnasium, MiniGrid and BabyAI, from their committed audit, without importing them."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def variants() -> Sequence[str]:
 
 
 def findings(environment: str) -> Mapping[str, Any]:
-    """Returns what the audit found about an environment; empty if it is unknown."""
+    """Returns the audit findings for an environment; empty if it is unknown."""
     return AUDIT_FILES.read().environments.get(environment, {})

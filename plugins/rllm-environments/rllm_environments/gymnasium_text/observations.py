@@ -1,4 +1,4 @@
-"""Observations as text. `TEXT_VERSION` changes whenever any text does, since results are comparable only within one.
+"""Observations as text. Any change to a text changes `TEXT_VERSION`: results compare only within one version.
 
 Version 1:
 
@@ -60,7 +60,7 @@ def is_minigrid(observation_space: Any) -> bool:
 
 
 def unreadable(space: Any) -> str | None:
-    """Returns why observations of a space have no text form, or None if they have one."""
+    """Returns the reason why observations of a space have no text form, or None if they have one."""
     if is_minigrid(space):
         image = space.spaces["image"].shape
         return None if len(image) == 3 and image[2] == 3 and image[0] <= 19 else f"a view of {image}"
@@ -102,7 +102,7 @@ def text_of_view(observation: Mapping[str, Any], form: GridForm) -> str:
 
 
 def _objects(image: Any) -> list[str]:
-    """Returns what is carried, the walls next to the agent, and the objects in view; the agent looks up."""
+    """Returns the carried object, the walls next to the agent, and the visible objects; the agent looks up."""
     carried = _named(_carried(image))
     lines = [f"carrying {carried}"] if carried is not None else []
     walls = [f"{distance} {way}" for way, distance in _walls(image).items()]
@@ -111,7 +111,7 @@ def _objects(image: Any) -> list[str]:
 
 
 def _compact(image: Any) -> str:
-    """Returns whether a wall is next, what is carried, and the objects in view, as letters; the agent looks up."""
+    """Returns an adjacent wall, the carried object and the visible objects as letters; the agent looks up."""
     words = ["#"] if _walls(image).get("ahead") == 1 else []
     carried = _carried(image)
     words += [f"+{_letters(carried)}"] if _named(carried) is not None else []
@@ -121,13 +121,13 @@ def _compact(image: Any) -> str:
 
 
 def _carried(image: Any) -> Any:
-    """Returns the agent's own cell, which holds what it carries."""
+    """Returns the agent's own cell, which holds the carried object."""
     width, height, _ = image.shape
     return image[width // 2, height - 1]
 
 
 def _walls(image: Any) -> dict[str, int]:
-    """Returns the distances of the nearest walls in view, ahead and to the sides."""
+    """Returns the distances of the nearest visible walls, ahead and to the sides."""
     width, height, _ = image.shape
     center = width // 2
     ways = {
@@ -143,7 +143,7 @@ def _walls(image: Any) -> dict[str, int]:
 
 
 def _in_view(image: Any) -> list[tuple[Any, int, int]]:
-    """Returns the cells of objects other than walls, with how far ahead and aside they are, nearest first."""
+    """Returns visible objects other than walls, nearest first, with their distances ahead and to the side."""
     width, height, _ = image.shape
     found = []
     for column, cells in enumerate(image.tolist()):
@@ -157,13 +157,13 @@ def _in_view(image: Any) -> list[tuple[Any, int, int]]:
 
 
 def _place(ahead: int, aside: int) -> str:
-    """Returns where a cell is, seen from the agent: ``3 ahead``, ``2 ahead 1 left``."""
+    """Returns a cell's position relative to the agent: ``3 ahead``, ``2 ahead 1 left``."""
     sides = f"{abs(aside)} {'left' if aside < 0 else 'right'}" if aside else ""
     return f"{ahead} ahead {sides}".strip() if ahead else sides
 
 
 def _named(cell: Any) -> str | None:
-    """Returns the name of what is in a cell, such as ``locked red door``, or None if nothing is."""
+    """Returns the name of a cell's content, such as ``locked red door``, or None if the cell is empty."""
     kind, color, state = (int(part) for part in cell)
     if kind in _NOTHING:
         return None

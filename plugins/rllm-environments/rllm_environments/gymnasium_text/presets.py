@@ -1,4 +1,4 @@
-"""Run files that are known to work for workflow ``gymnasium``."""
+"""Tested run files for workflow ``gymnasium``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _STARTER: dict[str, Any] = {
     },
 }
 
-# What differs from `_STARTER`.
+# Differences from `_STARTER`.
 _LEARNED: Mapping[str, dict[str, Any]] = {
     "FrozenLake-v1": {"gymnasium": {"options": {"is_slippery": False}, "max_turns": 12}},
 }
 
 
 def run_file(given: Mapping[str, Any]) -> Preset:
-    """Settings for the model and the environment that the user chose."""
+    """Returns settings for the user's model and environment."""
     section = given.get("gymnasium")
     environment = section.get("environment", DEFAULT) if isinstance(section, Mapping) else DEFAULT
     if has_model(given):

@@ -1,4 +1,4 @@
-"""Which games are held out: those that start in a state that no training game starts in, where states are known."""
+"""Chooses the held-out games: those that start in a state that no training game starts in, where states are known."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class Splits:
     """The games of both splits.
 
     Args:
-        environment: Environment to ask for its starts.
+        environment: Environment that provides the start states.
 
     Attributes:
         held_out: ``"starts"`` if no validation game starts in a state in which a training game starts. ``"seeds"`` if
-            the seeds differ, but games may start alike. ``"nothing"`` if every seed starts the same game.
+            only the seeds differ, so games may start in the same state. ``"nothing"`` if every seed starts the same
+            game.
     """
 
     def __init__(self, environment: TextEnvironment) -> None:
@@ -38,12 +39,12 @@ class Splits:
         self._salt = 0
         if environment.has_state_hash and len(starts) >= FEWEST_STARTS:
             self.held_out = "starts"
-            # With few starts, chance alone could hold out none of them, or most.
+            # With few starts, chance alone could hold out none or most of them.
             least, most = max(1, len(starts) // 10), len(starts) // 4
             self._salt = next(salt for salt in count() if least <= sum(_drawn(salt, s) for s in starts) <= most)
 
     def seed(self, split: Split, number: int) -> int:
-        """Returns the seed of a split's game.
+        """Returns the seed of a game of a split.
 
         Raises:
             ConfigError: If no further game of the split is found.
@@ -56,7 +57,7 @@ class Splits:
         raise ConfigError(f"{self._environment.name}: no game for split {split!r} in {MAX_TRIES} seeds")
 
     def training_seeds(self, first: int) -> Iterator[int]:
-        """Returns endless seeds of training games."""
+        """Yields endless seeds of training games."""
         return (self.seed("train", number) for number in count(first))
 
 

@@ -82,10 +82,11 @@ class GymnasiumConfig(WorkflowConfig):
 class GymnasiumWorkflow(Workflow):
     """Multi-turn: the model sees an observation as text, and answers with the name of an action.
 
-    Every step has the environment's own reward. An answer that is no action has the reward -1 and ends the rollout, so
-    that it is no cheap way out; the metric ``no_action`` counts these. Only the new observation is appended each turn.
+    Every step has the environment's own reward. An answer that is not an action gets the reward -1 and ends the
+    rollout, so that it is not a cheap way out; the metric ``no_action`` counts such answers. Each turn appends only the
+    new observation.
 
-    Held out are the starts, the seeds or nothing, whichever the environment allows; see
+    The environment decides whether starts, only seeds, or nothing can be held out; see
     `rllm_environments.gymnasium_text.splits.Splits`.
     """
 
@@ -106,17 +107,17 @@ class GymnasiumWorkflow(Workflow):
         made.close()
 
     def made(self) -> TextEnvironment:
-        """Makes the environment.
+        """Constructs the environment.
 
         Raises:
-            ConfigError: If it is refused.
+            ConfigError: If the environment is refused.
         """
         config = self.config
         return TextEnvironment(config.environment, config.options, config.imports, config.view)
 
     @cached_property
     def splits(self) -> Splits:
-        """Which games are held out."""
+        """The games of both splits."""
         return Splits(self.made())
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -128,7 +129,7 @@ class GymnasiumWorkflow(Workflow):
         return Task(task_id=f"{self.config.environment}-{seed}", data={"seed": seed})
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation]:
-        """Yields games with random actions: they teach the form of answers, and nothing of what is good."""
+        """Yields games with random actions: they teach the form of answers, but not which actions are good."""
         config = self.config
         return random_legal_actions(
             self.made(),

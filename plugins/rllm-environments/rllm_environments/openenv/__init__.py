@@ -1,1 +1,1 @@
-"""Workflow ``openenv``: environments of OpenEnv, by the URL of their server."""
+"""Workflow ``openenv``: OpenEnv environments, given by the URL of their server."""

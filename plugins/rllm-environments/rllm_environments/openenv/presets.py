@@ -10,7 +10,7 @@ from rllm_environments.instruction_tuned import INSTRUCTION_TUNED, has_model
 
 
 def run_file(given: Mapping[str, Any]) -> Preset:
-    """Settings for the model that the user chose; nothing is known of the environment."""
+    """Returns settings for the user's model, without assumptions about the environment."""
     if has_model(given):
         return Preset(INSTRUCTION_TUNED, "settings for a small instruction-tuned model")
     optimizer = {**INSTRUCTION_TUNED["optimizer"], "learning_rate": 1e-3}

@@ -1,4 +1,4 @@
-"""One session with an OpenEnv server: JSON messages over a WebSocket, as OpenEnv's own client exchanges them.
+"""One session with an OpenEnv server, in the JSON messages over a WebSocket that OpenEnv's own client uses.
 
 A session sends ``{"type": "reset" | "step" | "close", "data": {...}}``. The server answers
 ``{"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": false}}`` or
@@ -24,7 +24,7 @@ WRONG_ACTION = "VALIDATION_ERROR"
 
 
 class OpenEnvError(Exception):
-    """The server failed, or ended a session. The rollout failed; it has no reward."""
+    """The server failed or ended a session, so the rollout failed and has no reward."""
 
 
 class SessionRefused(OpenEnvError):
@@ -32,12 +32,12 @@ class SessionRefused(OpenEnvError):
 
 
 class WrongAction(Exception):
-    """The server could not read an action, which is the fault of who wrote it."""
+    """The server could not read an action, which is the fault of the action's author."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the environment showed.
+    """An observation of the environment with its reward.
 
     Attributes:
         observation: Observation, as the server wrote it.
@@ -54,7 +54,7 @@ def address(url: str) -> str:
     """Returns the address of a server's sessions, ``ws://host:8000/ws``.
 
     Raises:
-        ConfigError: If it is no URL of a server.
+        ConfigError: If the URL is not that of a server.
     """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.hostname:
@@ -68,7 +68,7 @@ def address(url: str) -> str:
 
 
 class Session:
-    """One session; see `session`."""
+    """An open session; see `session`."""
 
     def __init__(self, socket: Any, timeout_seconds: float) -> None:
         self._socket = socket
@@ -79,7 +79,7 @@ class Session:
         """Starts an episode.
 
         Raises:
-            SessionRefused: If the server refuses the session, however politely it closes it.
+            SessionRefused: If the server refuses the session, even by closing it normally.
             OpenEnvError: If the server failed.
         """
         shown = await self._asked("reset", parameters)
@@ -144,7 +144,7 @@ class Session:
 
 @asynccontextmanager
 async def session(url: str, timeout_seconds: float) -> AsyncIterator[Session]:
-    """Opens a session, and closes it.
+    """Opens a session, and closes it on exit.
 
     Args:
         url: Address, as `address` returns it.
@@ -156,7 +156,7 @@ async def session(url: str, timeout_seconds: float) -> AsyncIterator[Session]:
     connect = _client()
     try:
         socket = await connect(url, open_timeout=timeout_seconds, max_size=MAX_MESSAGE_BYTES)
-    except Exception as error:  # of websockets, which raises many kinds
+    except Exception as error:  # websockets raises many kinds
         raise OpenEnvError(f"no connection to {url}: {type(error).__name__}: {error}") from error
     try:
         yield Session(socket, timeout_seconds)
@@ -165,7 +165,7 @@ async def session(url: str, timeout_seconds: float) -> AsyncIterator[Session]:
 
 
 async def _left(socket: Any) -> None:
-    """Tells the server that the session ends, and closes it; it may be closed already."""
+    """Tells the server that the session ends, and closes the socket, which may be closed already."""
     from websockets.exceptions import ConnectionClosed
 
     try:

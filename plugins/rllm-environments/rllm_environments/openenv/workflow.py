@@ -1,4 +1,4 @@
-"""``openenv``: environments of OpenEnv, by the URL of their server."""
+"""``openenv``: OpenEnv environments, given by the URL of their server."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class OpenEnvConfig(WorkflowConfig):
 
 
 class OpenEnvWorkflow(Workflow):
-    """Multi-turn: one session of the server per rollout, with the server's own rewards.
+    """Multi-turn: each rollout is one session with the server, and gets the server's own rewards.
 
-    A session that the server refuses or closes early fails the rollout, also if the server closes it politely; it is
-    never an episode. An answer that is no action, for this side or for the server, has the reward -1 and ends the
-    rollout; the metric ``no_action`` counts these.
+    If the server refuses a session or closes it early, even normally, the rollout fails and yields no episode. An
+    answer that is not an action, for this workflow or for the server, gets the reward -1 and ends the rollout; the
+    metric ``no_action`` counts such answers.
 
-    Validation has other seeds. Whether a seed changes anything is up to the environment.
+    Validation uses other seeds than training. Whether a seed has any effect depends on the environment.
     """
 
     name: ClassVar[str] = "openenv"
@@ -73,10 +73,10 @@ class OpenEnvWorkflow(Workflow):
         self._free: asyncio.Semaphore | None = None
 
     async def open(self) -> None:
-        """Checks that the server is there.
+        """Checks that the server is reachable.
 
         Raises:
-            ConfigError: If it is not, or refuses a session.
+            ConfigError: If the server is unreachable, or refuses a session.
         """
         self._free = asyncio.Semaphore(self.config.sessions)
         try:
@@ -93,7 +93,7 @@ class OpenEnvWorkflow(Workflow):
         return LazyTasks(lambda number: Task(task_id=f"openenv-{first + number}", data={"seed": first + number}), size)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Plays one episode, once a session is free."""
+        """Plays one episode as soon as a session is free."""
         if self._free is None:
             self._free = asyncio.Semaphore(self.config.sessions)
         async with self._free, session(self._address, self.config.timeout_seconds) as found:
@@ -140,7 +140,7 @@ class OpenEnvWorkflow(Workflow):
         """Returns the action in an answer.
 
         Raises:
-            WrongAction: If it is none.
+            WrongAction: If the answer is not an action.
         """
         text = action_of(answer)
         if self.config.action_field is not None:
@@ -154,10 +154,10 @@ class OpenEnvWorkflow(Workflow):
         return action
 
     def text_of(self, shown: Shown) -> str:
-        """Returns what the model sees of an observation.
+        """Returns the part of an observation that the model sees.
 
         Raises:
-            OpenEnvError: If it lacks the field.
+            OpenEnvError: If the observation lacks the field.
         """
         field = self.config.observation_field
         if field is None:

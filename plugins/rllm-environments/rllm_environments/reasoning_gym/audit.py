@@ -60,7 +60,7 @@ CANARIES = (
 
 
 def names() -> list[str]:
-    """Returns the datasets of the installed reasoning-gym."""
+    """Returns the dataset names of the installed reasoning-gym."""
     function = ChildFunction(f"{PROBE}:names", MAKE_LIMITS, children=1)
 
     async def call() -> list[str]:
@@ -74,18 +74,18 @@ def names() -> list[str]:
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields datasets and findings, one after the other, each with its default options.
+    """Yields each dataset's name and findings, with its default options.
 
-    A dataset is audited if it is repeatable in another process, its splits share no question, its own answers get 1 in
-    the checker's child process, wrong ones get less, and the reward is not constant. It is played if all checks of
-    `rllm_devkit.checks.check_workflow` pass. A checker that executes answers is played in a sandbox that isolates, or
-    not at all.
+    A dataset counts as audited if another process reproduces it, its splits share no question, its own answers score 1
+    in the checker's child process, wrong ones score less, and the reward is not constant. It counts as played if it
+    passes all checks of `rllm_devkit.checks.check_workflow`. A checker that executes answers is played only in a
+    sandbox that isolates.
 
     Args:
-        variants: Names of datasets. Empty means all.
+        variants: Names of datasets; empty for all.
 
     Raises:
-        ConfigError: If rllm-devkit is missing, which plays.
+        ConfigError: If rllm-devkit, which plays the rollouts, is missing.
     """
     known = names()
     wrong = [name for name in variants if name not in known]
@@ -164,7 +164,7 @@ def _refusal(found: Mapping[str, Any], scores: Mapping[str, Any]) -> str | None:
         return f"its splits share {found['splits_share']} questions"
     if found["oracle"] is not None and found["oracle"] < 1.0:
         return f"its own answers get a reward of {found['oracle']:g}"
-    if found["junk"] >= 1.0:  # below, it is partial credit, and the answer does not count as correct
+    if found["junk"] >= 1.0:  # a lower score is partial credit, which does not count as correct
         return f"its checker gives {found['junk']:g} to the answer {scores['best_junk']:.20}, which is wrong"
     return None
 
@@ -181,13 +181,13 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
 
 
 async def _shared(name: str, make: ChildFunction, items: Sequence[Mapping[str, Any]]) -> int:
-    """Returns how many of the questions the next seed asks, too."""
+    """Returns how many of the questions also occur with the next seed."""
     other = await make(name, 2, ITEMS, "forward")
     return len({item["question"] for item in items} & {item["question"] for item in other["items"]})
 
 
 async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores the dataset's own answers, and junk, through the child process and JSON."""
+    """Scores the dataset's own answers and junk answers through the child process and JSON."""
     oracle, every = [], []
     junk: dict[str, float] = {}
     rejects = False
@@ -212,7 +212,7 @@ async def _scores(name: str, check: ChildFunction, items: Sequence[Mapping[str, 
 
 
 def _equal(text: str, own: str) -> bool:
-    """Whether a text is the dataset's own answer in other letters or digits."""
+    """Whether a text is the dataset's own answer, apart from case and number format."""
     try:
         return float(text) == float(own)
     except ValueError:
@@ -228,7 +228,7 @@ async def _score(check: ChildFunction, name: str, index: int, text: str) -> tupl
 
 
 async def _executes(name: str, check: ChildFunction, is_written: bool) -> bool:
-    """Whether the checker executes answers: what its source says, or a file that an answer creates."""
+    """Whether the checker executes answers, judged by its source or by a file that an answer creates."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "canary"
         for template in CANARIES:
@@ -238,15 +238,15 @@ async def _executes(name: str, check: ChildFunction, is_written: bool) -> bool:
 
 
 class _Player(ReasoningGymWorkflow):
-    """Shares its child processes with the other datasets of an audit: each imports reasoning-gym, which is slow."""
+    """Shares child processes with the other datasets of an audit, because each imports reasoning-gym, which is slow."""
 
     async def close(self) -> None:
-        """Leaves the child processes to the audit."""
+        """Leaves the child processes open for the audit."""
 
 
 class _SharedServices(Services):
     async def close(self) -> None:
-        """Leaves the child processes to the audit."""
+        """Leaves the child processes open for the audit."""
 
 
 class _Players:
@@ -258,7 +258,7 @@ class _Players:
 
     @cached_property
     def have_sandbox(self) -> bool:
-        """Whether this machine has a sandbox that isolates."""
+        """Whether this machine has a sandbox with isolation."""
         try:
             self._services.isolating_sandbox()
         except ConfigError:
@@ -266,7 +266,7 @@ class _Players:
         return True
 
     async def play(self, name: str, found: Mapping[str, Any]) -> list[str]:
-        """Returns what failed of the checks of a workflow; empty if they passed."""
+        """Returns the failed checks of a workflow; empty if all passed."""
         from rllm_devkit.checks import check_workflow
 
         def make() -> _Player:
@@ -275,13 +275,13 @@ class _Players:
         player = make()
         [task] = player.tasks("train")[:1]
         index, _ = await player.question(task)
-        # Starts all child processes, since the checks count those that a workflow leaves.
+        # Start all child processes now, since the checks count the ones that a workflow leaves behind.
         await asyncio.gather(*(player.score(task, index, str(number)) for number in range(STARTED_AT_ONCE)))
         results = await check_workflow(make, answers=JUNK[1:], tasks_per_split=1, rollout_timeout_seconds=300.0)
         return [f"check {each.name!r} failed: {each.detail:.200}" for each in results if each.outcome == "failed"]
 
     async def shared(self, name: str, tasks: int) -> int:
-        """Returns how many questions, without case, are in both splits, among the first tasks of each."""
+        """Returns how many questions, ignoring case, occur among the first tasks of both splits."""
         player = self._player(name, {"executes_answers": False, "slow": False})
         asked = [
             {(await player.question(task))[1].casefold() for task in player.tasks(split)[:tasks]} for split in SPLITS

@@ -1,4 +1,4 @@
-"""Parts of the audit that import reasoning-gym; they run in child processes."""
+"""The parts of the audit that import reasoning-gym; they run in child processes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def names() -> list[str]:
 
 
 def items(name: str, seed: int, count: int, order: Literal["forward", "backward"]) -> dict[str, Any]:
-    """Creates the first items of a dataset, in either order.
+    """Creates the first items of a dataset, in ascending or descending order.
 
     Returns:
-        ``items`` with questions and answers, in order of their indices; CPU ``seconds``; and whether they
+        ``items`` with questions and answers, ordered by index; CPU ``seconds``; and ``survives_json``, whether they
+            survive a JSON round trip.
         ``survives_json``.
     """
     dataset = child.dataset(name, "{}", seed, child.key_of(recipe(name, 0))[3])
@@ -55,12 +56,12 @@ def recipe(name: str, index: int) -> dict[str, Any]:
 
 
 def score(name: str, index: int, text: str) -> tuple[float, dict[str, float]]:
-    """Scores a text for an audited item, as in a run."""
+    """Scores a text for an audited item in the same way as a run does."""
     return child.score(Task(task_id="audit", data=recipe(name, index)), text)
 
 
 def executes(name: str) -> bool:
-    """Whether the module of a dataset passes a variable called ``answer`` to a function that executes it."""
+    """Whether a dataset's module passes a variable called ``answer`` to a function that executes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import reasoning_gym  # noqa: F401

@@ -1,7 +1,7 @@
-"""What touches reasoning-gym: creates questions and scores answers, in child processes.
+"""All uses of reasoning-gym: creates questions and scores answers, in child processes.
 
-A recipe says how to create an entry. Entries themselves never cross a process boundary: JSON turns their tuples into
-lists, and then some checkers reject the right answer.
+A recipe describes how to create an entry. Entries themselves never cross a process boundary: JSON turns their tuples
+into lists, and then some checkers reject the right answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENTRIES_KEPT = 4096
 
 
 class _TooLong(BaseException):
-    """The CPU time of a checker is used up. Not an `Exception`, since checkers catch those."""
+    """A checker has used up its CPU time. Not an `Exception`, because checkers catch those."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -30,12 +30,12 @@ def dataset(environment: str, options: str, seed: int, size: int) -> Any:
 
     Args:
         environment: Name of the dataset.
-        options: Its configuration, as a JSON object.
+        options: Configuration of the dataset, as a JSON object.
         seed: Seed of its first item.
         size: Number of items.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries that reasoning-gym imports
+        warnings.simplefilter("ignore")  # from libraries that reasoning-gym imports
         import reasoning_gym
 
         return reasoning_gym.create_dataset(environment, **json.loads(options), seed=seed, size=size)
@@ -50,7 +50,7 @@ def entry(environment: str, options: str, seed: int, size: int, index: int) -> A
 
 
 def key_of(recipe: Mapping[str, Any]) -> tuple[str, str, int, int]:
-    """Returns what identifies the dataset of a recipe."""
+    """Returns the key of a recipe's dataset."""
     ranges = Ranges(recipe["train_size"], recipe["validation_size"])
     return recipe["environment"], json.dumps(recipe["options"], sort_keys=True), recipe["seed"], ranges.size
 
@@ -59,7 +59,7 @@ def pose(recipe: Mapping[str, Any]) -> tuple[int, str]:
     """Returns index and text of a task's question.
 
     Args:
-        recipe: ``data`` of a task.
+        recipe: The ``data`` of a task.
     """
     key = key_of(recipe)
     ranges = Ranges(recipe["train_size"], recipe["validation_size"])
@@ -67,7 +67,7 @@ def pose(recipe: Mapping[str, Any]) -> tuple[int, str]:
     def question_at(index: int) -> str | None:
         try:
             return str(entry(*key, index)["question"])
-        except RuntimeError:  # how a generator says that its random attempts found nothing, such as that of `maze`
+        except RuntimeError:  # raised by generators, such as `maze`, whose random attempts found nothing
             return None
 
     return ranges.find(recipe["split"], recipe["number"], question_at)
@@ -76,11 +76,11 @@ def pose(recipe: Mapping[str, Any]) -> tuple[int, str]:
 def score(task: Task, text: str) -> tuple[float, dict[str, float]]:
     """Scores a text with the dataset's own checker.
 
-    Many checkers raise on a text of another form than they expect. That, or too long a time, rejects the text; an error
-    of anything else is raised.
+    Many checkers raise on a text of an unexpected form. Such an error, or a timeout, rejects the text; an error with
+    any other cause is raised.
 
     Args:
-        task: Task whose ``data`` is a recipe with the ``index`` of its question, and the ``check_seconds``.
+        task: Task whose ``data`` is a recipe with the ``index`` of its question and the ``check_seconds``.
         text: Answer of the model.
     """
     key = key_of(task.data)
@@ -91,15 +91,15 @@ def score(task: Task, text: str) -> tuple[float, dict[str, float]]:
             return float(data.score_answer(text, item)), {"rejected": 0.0}
     except MemoryError:  # the interpreter may be damaged
         raise
-    except BaseException:  # third-party code on hostile text, which may also raise SystemExit where it is executed
+    except BaseException:  # third-party code on hostile text, which may raise SystemExit if executed
         return 0.0, {"rejected": 1.0}
 
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raises `_TooLong` after some CPU time.
+    """Raises `_TooLong` after a limit of CPU time.
 
-    The wall time limit of the process also counts imports and creating the entry, and passes sooner on a busy machine.
+    The process's wall-time limit also covers imports and creating the entry, and expires sooner on a busy machine.
     """
 
     def stop(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Datasets of reasoning-gym, as the audit of the installed version found them."""
+"""The datasets of reasoning-gym, with the audit findings for the installed version."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def variants() -> Sequence[str]:
 
 
 def findings(environment: str) -> Mapping[str, Any]:
-    """Returns what the audit found about a dataset; empty if it is unknown."""
+    """Returns the audit findings for a dataset; empty if it is unknown."""
     return AUDIT_FILES.read().environments.get(environment, {})
 
 
 def checked(environment: str) -> Mapping[str, Any]:
-    """Returns the findings of a dataset that may be used.
+    """Returns the findings for a dataset, after checking that it can be used.
 
     Raises:
-        ConfigError: If reasoning-gym is missing or another version than the audited one, or the dataset is unknown or
+        ConfigError: If reasoning-gym is missing or differs from the audited version, or the dataset is unknown or
             failed its audit.
     """
     audit = AUDIT_FILES.read()

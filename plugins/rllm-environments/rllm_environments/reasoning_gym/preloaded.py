@@ -1,4 +1,4 @@
-"""The checkers, with reasoning-gym imported at once, for sandboxes in which every call is a new process."""
+"""The checkers, importing reasoning-gym at module load, for sandboxes that start a new process for every call."""
 
 from __future__ import annotations
 

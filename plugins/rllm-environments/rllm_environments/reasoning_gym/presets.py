@@ -1,4 +1,4 @@
-"""Settings of workflow ``reasoning_gym``: those tried for the chosen dataset and model."""
+"""Settings for workflow ``reasoning_gym``, tested with the chosen dataset and model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPELL_BACKWARD: dict[str, Any] = {
     **STARTER,
     "training": {**STARTER["training"], "steps": 200},
     "rollout": {"max_response_tokens": 8},
-    # So many tasks that nearly all of the 1,000 words that are not held out are among them.
+    # Enough tasks to include nearly all of the 1,000 words that are not held out.
     "reasoning_gym": {"options": {"min_word_len": 3, "max_word_len": 3}, "train_size": 5000},
 }
 INSTRUCTION_TUNED: dict[str, Any] = {
@@ -41,7 +41,7 @@ INSTRUCTION_TUNED: dict[str, Any] = {
 
 
 def run_file(given: Mapping[str, Any]) -> Preset:
-    """Settings for the chosen dataset, and for the starter model or another one.
+    """Returns settings for the chosen dataset, and for the starter model or another model.
 
     Only ``spell_backward`` with words of three letters has been shown to learn on the starter model.
     """

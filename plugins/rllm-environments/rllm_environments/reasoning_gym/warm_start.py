@@ -1,8 +1,8 @@
-"""Warm-start conversations: the questions of the training split with answers that only have the right form.
+"""Warm-start conversations: training questions with answers that are right only in form.
 
-Where answers consist of the letters or words of the question, they are those of the right answer in random order, so
-that the right one is a choice among few. That tells which letters to use, but not their order. Elsewhere, the answers
-are those of other questions.
+If a dataset's answers consist of letters or words of the question, the warm start shuffles those of the right answer.
+It thus teaches which letters to use, but not their order, and the right answer is one of few choices. For other
+datasets, it uses the answers of other questions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUESTIONS, QUESTIONS_OF_SLOW = 1000, 32
 
 
 def asked_and_answered(environment: str, tasks: Sequence[Task], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Yields questions with answers endlessly. Creates questions in this process: they are no model's output.
+    """Yields questions with answers endlessly. Creates the questions in this process, because no model wrote them.
 
     Args:
         environment: Name of the dataset.
@@ -41,7 +41,7 @@ def asked_and_answered(environment: str, tasks: Sequence[Task], rng: random.Rand
 
 
 def _shuffled(environment: str, answer: str, rng: random.Random) -> str | None:
-    """Returns the letters or words of an answer in random order, or None if answers are not made of the question's."""
+    """Returns an answer's letters or words in random order, or None if answers do not consist of the question's."""
     if environment in OF_LETTERS:
         return "".join(rng.sample(answer, k=len(answer)))
     if environment in OF_WORDS:

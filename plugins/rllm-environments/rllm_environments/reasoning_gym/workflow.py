@@ -1,4 +1,4 @@
-"""``reasoning_gym``: one question of a reasoning-gym dataset, scored by the dataset's own checker. Single turn."""
+"""``reasoning_gym``: one question from a reasoning-gym dataset, scored by the dataset's own checker. Single turn."""
 
 from __future__ import annotations
 
@@ -87,14 +87,15 @@ class ReasoningGymConfig(WorkflowConfig):
 
 
 class ReasoningGymWorkflow(Workflow):
-    """Single-turn task: the prompt is a question of the dataset, the reward is what its own checker returns.
+    """Single-turn task: the prompt is a question from the dataset, and the reward is the score of its own checker.
 
     Most checkers give partial credit, and only a reward of 1 counts as correct. A truncated completion gets 0. Checkers
-    run in child processes under time and memory limits. An answer on which the checker raises, or that exceeds a limit,
-    gets 0 and counts in the metric ``rejected``. Questions are created in a child process too, when they are asked.
+    run in child processes under time and memory limits. If the checker raises on an answer or exceeds a limit, the
+    answer gets 0 and counts in the metric ``rejected``. A child process also creates the questions, when they are
+    asked.
 
     Some checkers execute the answer. They run in a sandbox that isolates, or, with ``allow_code_execution``, like the
-    others. An answer that is executed where it is checked can give itself any reward.
+    others. An answer executed in the checker's process can give itself any reward.
     """
 
     name: ClassVar[str] = "reasoning_gym"
@@ -104,7 +105,7 @@ class ReasoningGymWorkflow(Workflow):
     config: ReasoningGymConfig
 
     def __init__(self, config: WorkflowConfig | None = None, *, found: Mapping[str, Any] | None = None) -> None:
-        """Creates the workflow; ``found`` are the findings of an audit, instead of those that are committed."""
+        """Creates the workflow; ``found`` replaces the committed audit findings."""
         super().__init__(config)
         self._found = datasets.findings(self.config.environment) if found is None else found
         self._ranges = Ranges(self.config.train_size, self.config.validation_size)
@@ -115,12 +116,12 @@ class ReasoningGymWorkflow(Workflow):
 
     @property
     def is_sandboxed(self) -> bool:
-        """Whether the checker runs inside a sandbox that isolates."""
+        """Whether the checker runs inside a sandbox with isolation."""
         return bool(self._found.get("executes_answers")) and not self.config.allow_code_execution
 
     @property
     def check_limits(self) -> Limits:
-        """Limits of one call of the checker."""
+        """Limits for one call of the checker."""
         seconds = self.config.check_timeout_seconds + PREPARE_SECONDS
         return Limits(wall_seconds=seconds, memory_bytes=CHECK_MEMORY_BYTES)
 
@@ -140,7 +141,7 @@ class ReasoningGymWorkflow(Workflow):
         return grade
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Returns the tasks of a split, which are created on demand and hold no question, only how to create it.
+        """Returns the tasks of a split. They are created on demand, and hold the recipe of a question, not its text.
 
         Raises:
             ConfigError: If the dataset is unknown or refused, or does not accept the options.
@@ -150,7 +151,7 @@ class ReasoningGymWorkflow(Workflow):
 
     async def close(self) -> None:
         """Stops the child process that creates questions."""
-        vars(self).pop("_grade", None)  # a sandbox ends its functions
+        vars(self).pop("_grade", None)  # a sandbox closes its functions itself
         if self._children is not None:
             self._children.close()
             self._children = None
@@ -186,7 +187,7 @@ class ReasoningGymWorkflow(Workflow):
         return tagged[-1].strip() if tagged else None
 
     def warm_start(self, rng: random.Random) -> Iterator[list[dict[str, Any]]] | None:
-        """Conversations that teach the form of an answer, and nothing of what is right; see `warm_start`."""
+        """Yields conversations that teach the form of an answer, but not which one is right; see `warm_start`."""
         self._check()
         form = "<answer>{}</answer>" if self.config.answer == "tags" else "{}"
         return (
@@ -220,7 +221,7 @@ class ReasoningGymWorkflow(Workflow):
             ) from error
 
     def _try(self, task: Task) -> None:
-        """Creates a question, in a thread: the caller may be inside an event loop.
+        """Creates a question in a thread, because the caller may be inside an event loop.
 
         Raises:
             ConfigError: If reasoning-gym does not accept the options, or a split has no questions.
@@ -248,9 +249,9 @@ class ReasoningGymWorkflow(Workflow):
         return known
 
     async def score(self, task: Task, index: int, answer: str) -> Score:
-        """Returns what the dataset's checker gives an answer to the question at an index.
+        """Returns the checker's score for an answer to the question at an index.
 
-        Rollouts that give the same answer at the same time share a call: near the end of a training most of a group do.
+        Rollouts that submit the same answer at the same time share one call, as most of a group do late in training.
         """
         key = task.task_id, answer
         running = self._scoring.get(key)
@@ -262,7 +263,7 @@ class ReasoningGymWorkflow(Workflow):
     def _is_scored(self, key: tuple[str, str], done: asyncio.Future[Score]) -> None:
         self._scoring.pop(key, None)
         if not done.cancelled():
-            done.exception()  # its rollouts may all have been cancelled
+            done.exception()  # marks the error as retrieved: its rollouts may all have been cancelled
 
     async def _scored(self, task: Task, index: int, answer: str) -> Score:
         seconds = self.config.check_timeout_seconds

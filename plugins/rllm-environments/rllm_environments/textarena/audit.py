@@ -1,6 +1,6 @@
-"""The audit of TextArena.
+"""Audits the games of TextArena.
 
-Every game is played to its end with moves that the game accepts, and passes all checks of a workflow.
+The audit plays every game to its end with legal moves, and runs all checks of a workflow on it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CHECKED_TURNS = 6
 
 
 class _TooSlow(BaseException):
-    """The CPU time of one game's audit is used up. Not an `Exception`, since games catch those."""
+    """The audit of one game has used up its CPU time. Not an `Exception`, because games catch those."""
 
 
 class Observed(TextArenaWorkflow):
-    """Remembers the game, so that a scripted policy knows its legal moves."""
+    """Exposes the current game, so that a scripted policy knows its legal moves."""
 
     game: Game
 
@@ -40,12 +40,12 @@ class Observed(TextArenaWorkflow):
         return self.game
 
     def answer(self, rng: random.Random) -> str:
-        """Returns a legal move of the player whose turn it is."""
+        """Returns a legal move for the current player."""
         return self.game.legal_move(rng)
 
 
 def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the findings of games; of all that are registered, if none is named."""
+    """Yields the findings of the named games, or of all registered games."""
     for name in variants or sorted(names()):
         try:
             with _limited():
@@ -65,7 +65,7 @@ def _failed_checks(name: str, moves: Sequence[str]) -> list[str]:
 
 
 def _audited(name: str) -> tuple[dict[str, Any], list[str]]:
-    """Returns what was found, and the moves of the game that was played."""
+    """Returns the findings, and the moves of the game that was played."""
     config = TextArenaConfig(environment=name, max_turns=MAX_TURNS, seat=0, train_tasks=8)
     try:
         workflow = Observed(config, audited=True)
@@ -80,7 +80,7 @@ def _audited(name: str) -> tuple[dict[str, Any], list[str]]:
             found["turns"] = str(int(episode.metrics["turns"]))
     except NoLegalMove as error:
         return {**found, "notes": [f"not played: {str(error).partition(': ')[2]}"]}, []
-    except Exception as error:  # of the game
+    except Exception as error:  # third-party game
         text = " ".join(str(error).split())
         return {**found, "refused": f"{FAILS_IN_PLAY}: {type(error).__name__}: {text[:120]}"}, []
     notes = []

@@ -1,4 +1,4 @@
-"""Moves that may be legal, from what a player has been told. Few games list theirs, so they are tried on copies."""
+"""Guesses legal moves from the texts that a player was shown. Few games list their moves, so copies test them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FREE_TEXTS = ("I pass for now.", "[pass]", "[skip]", "[done]", "[accept]", "[den
 
 
 def listed(texts: Sequence[str]) -> list[str]:
-    """Returns the moves that the newest text with a list of moves names."""
+    """Returns the moves listed in the newest text that lists any."""
     for text in reversed(texts):
         found = [move for part in _LISTED.findall(text) for move in _bracketed(part)]
         if found:
@@ -34,12 +34,12 @@ def listed(texts: Sequence[str]) -> list[str]:
 
 
 def candidates(texts: Sequence[str], rng: random.Random, tries: int) -> Iterator[str]:
-    """Yields moves that may be legal: forms that the texts name, with other numbers and letters, and free text.
+    """Yields possibly legal moves: forms from the texts with other numbers and letters, and free text.
 
     Args:
-        texts: What the player was told, oldest first.
+        texts: Texts that the player was shown, oldest first.
         rng: Source of all random choices.
-        tries: Number of moves with other numbers.
+        tries: Number of moves with other numbers to try.
     """
     named = list(dict.fromkeys(move for text in reversed(texts) for move in _bracketed(text)))
     rng.shuffle(named)

@@ -1,4 +1,4 @@
-"""One game of TextArena: turns of its players, what each has newly seen, and who made an illegal move."""
+"""One game of TextArena: its turns, each player's new observations, and the illegal moves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def library() -> Any:
     """Imports TextArena.
 
     Raises:
-        ConfigError: If it is not installed.
+        ConfigError: If TextArena is not installed.
     """
     try:
         with quiet():
@@ -45,28 +45,28 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences games that print or warn."""
+    """Silences games that print or emit warnings."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
 class NoLegalMove(Exception):
-    """No candidate of a scripted player was legal, so the game cannot be played on."""
+    """No candidate move of a scripted player was legal, so the game cannot continue."""
 
 
 class Game:
     """One game of TextArena.
 
     Args:
-        name: Its id, ``TicTacToe-v0``.
+        name: Game id, such as ``TicTacToe-v0``.
         players: Number of players.
         seed: Seed of the game.
-        options: Settings of the game, instead of those it is registered with.
+        options: Settings of the game that replace its registered ones.
 
     Attributes:
         forfeited: Players that lost by an illegal move.
-        illegal_moves: Number of illegal moves by player, those included that the game let pass.
+        illegal_moves: Number of illegal moves per player, including those that the game let pass.
     """
 
     def __init__(self, name: str, players: int, seed: int, options: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +82,7 @@ class Game:
 
     @property
     def player(self) -> int:
-        """Player whose turn it is."""
+        """The player whose turn it is."""
         return int(self._base.state.current_player_id)
 
     @property
@@ -93,12 +93,12 @@ class Game:
         return env
 
     def seen(self, *, with_rules: bool = True, view: View = "new") -> str:
-        """Returns what the player whose turn it is has not seen yet.
+        """Returns the text that the current player has not seen yet.
 
         Args:
-            with_rules: Whether the rules belong to it, which are told once.
-            view: Everything new, only the newest board, or only what the others did; the last two always with what the
-                game says of illegal moves.
+            with_rules: Whether to include the rules, which are shown only once.
+            view: Everything new, only the newest board, or only the other players' moves; the last two always include
+                the game's messages about illegal moves.
         """
         with self._randomness.used(), quiet():
             player, new = self._base.get_observation()
@@ -124,7 +124,7 @@ class Game:
         return "\n".join(lines)
 
     def act(self, action: str) -> bool:
-        """Makes a move of the player whose turn it is, and returns whether the game accepted it as legal."""
+        """Makes a move for the current player, and returns whether the game accepted it as legal."""
         player = self.player
         with self._randomness.used(), quiet():
             is_legal = _step(self._env, self._base.state, action)
@@ -137,22 +137,22 @@ class Game:
         return is_legal
 
     def rewards(self) -> dict[int, float]:
-        """Returns the rewards by player at the end; players without one have 0."""
+        """Returns the final rewards by player; players without a reward have 0."""
         found = self._base.close()[0] or {}
         return {player: float(found.get(player, 0.0)) for player in self.illegal_moves}
 
     def reason(self) -> str:
-        """Returns the game's own words for how it ended."""
+        """Returns the game's own text on how it ended."""
         return str(self._base.state.game_info.get(0, {}).get("reason", ""))
 
     def legal_move(self, rng: random.Random) -> str:
-        """Returns a random legal move of the player whose turn it is; call `seen` first.
+        """Returns a random legal move of the current player; call `seen` first.
 
-        Moves that the game lists are equally likely. Others are drawn from the forms of moves that the game has named,
-        and tried on a copy.
+        Moves that the game lists are equally likely. Without a list, it draws from the forms of moves that the game has
+        named, and tries them on a copy.
 
         Raises:
-            NoLegalMove: If none was found.
+            NoLegalMove: If no legal move was found.
         """
         texts = self._texts.get(self.player, [])
         named = listed(texts)
@@ -178,7 +178,7 @@ class Game:
 
 
 def _step(env: Any, state: Any, action: str) -> bool:
-    """Makes a move, and returns whether the game said nothing of an illegal one."""
+    """Makes a move, and returns whether the game accepted it without reporting an illegal move."""
     player = int(state.current_player_id)
     errors, told = getattr(state, "error_count", 0), len(state.logs)
     env.step(action=action)

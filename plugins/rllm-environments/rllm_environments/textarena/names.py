@@ -1,4 +1,4 @@
-"""The names of the games of TextArena, from their committed audit; does not import it."""
+"""Names of the games of TextArena, from their committed audit, without importing TextArena."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ AUDIT_FILES = AuditFiles("textarena", "textarena", "rllm_environments")
 
 
 def variants() -> Sequence[str]:
-    """Returns the ids of all games, without the forms that only show the same game otherwise."""
+    """Returns the ids of all games, without variants that only display the same game differently."""
     return sorted(AUDIT_FILES.read().environments)
 
 
 def findings(environment: str) -> Mapping[str, Any]:
-    """Returns what the audit found about a game; empty if it is unknown."""
+    """Returns the audit findings for a game; empty if it is unknown."""
     return AUDIT_FILES.read().environments.get(environment, {})

@@ -1,4 +1,4 @@
-"""Run files that are known to work for workflow ``textarena``."""
+"""Tested run files for workflow ``textarena``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _STARTER: dict[str, Any] = {
 
 DEFAULT = "TicTacToe-v0"
 
-# By game; others show everything but the rules.
+# By game; other games show everything except the rules.
 _SECTIONS: Mapping[str, dict[str, Any]] = {"TicTacToe-v0": {"view": "actions", "seat": 0}}
 
 
 def run_file(given: Mapping[str, Any]) -> Preset:
-    """Settings for the model and the game that the user chose."""
+    """Returns settings for the user's model and game."""
     if has_model(given):
         return Preset(INSTRUCTION_TUNED, "settings for a small instruction-tuned model")
     section = given.get("textarena")

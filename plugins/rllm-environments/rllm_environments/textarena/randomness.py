@@ -1,4 +1,4 @@
-"""TextArena draws from Python's global `random`; a game keeps a state of its own, so that games do not mix."""
+"""Gives each game its own state of Python's global `random`, which TextArena draws from, so that games do not mix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class OwnRandomness:
-    """The state that the global `random` has while one game uses it.
+    """The state of the global `random` while one game uses it.
 
     Args:
         seed: Seed of the game.
@@ -20,7 +20,7 @@ class OwnRandomness:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Lets the game draw; nothing else may run meanwhile, so never wait within it."""
+        """Lets the game draw; nothing else may draw meanwhile, so never await inside it."""
         outside = random.getstate()
         random.setstate(self._state)
         try:
@@ -31,7 +31,7 @@ class OwnRandomness:
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Lets a copy of the game draw, which leaves no trace."""
+        """Lets a copy of the game draw, and discards the changed state."""
         outside = random.getstate()
         random.setstate(self._state)
         try:

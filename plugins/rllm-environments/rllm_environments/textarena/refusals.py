@@ -1,4 +1,4 @@
-"""Why a game of TextArena cannot be played here, in one line with what to do."""
+"""Reasons why a TextArena game cannot be played here, each one line with what to do."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rllm_environments.textarena.game import Game, library
 MOST_PLAYERS = 15
 _OTHER_FORMS = ("-raw", "-train")
 
-# Their construction or reset takes minutes, or never ends.
+# Games whose construction or reset takes minutes, or never ends.
 ENDLESS: Mapping[str, str] = {}
 
 
 def names() -> list[str]:
-    """Returns the ids of all games that are installed, without the forms that only show the same game otherwise."""
+    """Returns the ids of all installed games, without variants that only display the same game differently."""
     library()
     registration = importlib.import_module("textarena.envs.registration")
     return [name for name in registration.ENV_REGISTRY if not name.endswith(_OTHER_FORMS)]
 
 
 def opened(name: str, players: int | None, seed: int, options: Mapping[str, Any]) -> tuple[Game, int]:
-    """Starts a game with the given number of players, or the smallest that it allows; returns both.
+    """Starts a game with the given number of players, or the smallest possible; returns the game and that number.
 
     Raises:
-        ConfigError: If it cannot be played here.
+        ConfigError: If the game cannot be played here.
     """
     known = names()
     if name.endswith(_OTHER_FORMS):
@@ -47,7 +47,7 @@ def opened(name: str, players: int | None, seed: int, options: Mapping[str, Any]
     for count in [players] if players is not None else range(1, MOST_PLAYERS + 1):
         try:
             return Game(name, count, seed, options), count
-        except (Exception, SystemExit) as error:  # of the game
+        except (Exception, SystemExit) as error:  # third-party game
             errors.append(error if isinstance(error, Exception) else RuntimeError(f"it exits: {error}"))
     raise ConfigError(f"textarena.environment: {name} is refused: {_cause(errors, players)}") from errors[0]
 

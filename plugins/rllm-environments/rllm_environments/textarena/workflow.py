@@ -74,11 +74,12 @@ class TextArenaConfig(WorkflowConfig):
 
 
 class TextArenaWorkflow(Workflow):
-    """Plays games of TextArena; only what a player has not seen yet is appended each turn.
+    """Plays games of TextArena; each turn appends only the text that a player has not seen yet.
 
-    The reward is the game's own, for the policy's seat. Whoever loses by an illegal move has the reward -1, whatever
-    the game pays, and the others get 0: an opponent's mistake is no merit. Scripted players only make moves that the
-    game accepts; if none is found, the rollout fails. A game without a result within ``max_turns`` has the reward 0.
+    The reward is the game's own, for the policy's seat. A player that loses by an illegal move gets -1, whatever the
+    game pays, and the others get 0, because an opponent's mistake is no merit. Scripted players only make moves that
+    the game accepts; if none is found, the rollout fails. A game without a result within ``max_turns`` gets the reward
+    0.
     """
 
     name: ClassVar[str] = "textarena"
@@ -88,7 +89,7 @@ class TextArenaWorkflow(Workflow):
     config: TextArenaConfig
 
     def __init__(self, config: WorkflowConfig | None = None, *, audited: bool = False) -> None:
-        """Creates the workflow; ``audited`` says that an audit does, which asks no earlier audit."""
+        """Creates the workflow; ``audited`` means that an audit runs it, so no earlier audit is required."""
         super().__init__(config)
         refused = None if audited else findings(self.config.environment).get("refused")
         if refused is not None and refused.startswith(FAILS_IN_PLAY):
@@ -103,13 +104,13 @@ class TextArenaWorkflow(Workflow):
             )
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Returns one task per game; validation has other seeds."""
+        """Returns one task per game; validation uses other seeds."""
         size = self.config.train_tasks if split == "train" else self.config.validation_tasks
         first = 0 if split == "train" else FIRST_VALIDATION_SEED
         return LazyTasks(lambda number: self._task(first + number), size)
 
     def warm_start(self, rng: random.Random) -> Iterator[Conversation]:
-        """Yields games with random legal moves: they teach the form of answers, and nothing of what is good."""
+        """Yields games with random legal moves: they teach the form of answers, but not which moves are good."""
         return random_legal_actions(
             _Seated(self, rng),
             rng,
@@ -122,7 +123,7 @@ class TextArenaWorkflow(Workflow):
         return Game(self.config.environment, self.players, seed, self.config.options)
 
     def seen(self, game: Game) -> str:
-        """Returns what the player whose turn it is has not seen yet, as configured."""
+        """Returns the text that the current player has not seen yet, in the configured view."""
         seen = game.seen(with_rules=self.config.instructions, view=self.config.view)
         return seen or "Your turn."
 
@@ -194,7 +195,7 @@ class TextArenaWorkflow(Workflow):
 
 
 class _Seat:
-    """The conversation of the policy at one seat."""
+    """The policy's conversation at one seat."""
 
     def __init__(self, completer: Completer) -> None:
         self.steps: list[Step] = []
@@ -202,7 +203,7 @@ class _Seat:
         self._messages = Messages([])
 
     async def asked(self, seen: str) -> Step:
-        """Returns the policy's answer to what it sees."""
+        """Returns the policy's answer to an observation."""
         self._messages.append({"role": "user", "content": seen})
         step = await self._completer.complete(self._messages)
         self._messages.append(step.response)
@@ -242,7 +243,7 @@ def scripted_turn(game: Game, rng: random.Random) -> None:
 
     Raises:
         NoLegalMove: If none is found.
-        RuntimeError: If the game rejects the move after it accepted it on a copy.
+        RuntimeError: If the game rejects a move that its copy accepted.
     """
     game.seen()
     move = game.legal_move(rng)

@@ -1,1 +1,1 @@
-"""The interfaces that agents speak: each reads a request into a `Call`, and writes answers in its own form."""
+"""The API dialects of agents: each reads a request into a `Call`, and writes answers in its own format."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, and the counting of their tokens."""
+"""Anthropic's Messages API, with its endpoint that counts tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rllm_gateway.messages import normalized
 
 OF_RUN = ("temperature", "top_p", "top_k")
 ROLES = ("user", "assistant", "system")
-# Frameworks drop thinking without a signature; nobody but Anthropic can check one.
+# Frameworks drop thinking that has no signature. Any value will do, because only Anthropic can check one.
 SIGNATURE = "rllm"
-# Input of a tool must be an object. What the policy wrote instead is the text in this field.
+# The input of a tool must be an object. If the policy wrote something else, its text goes into this field.
 UNPARSED = "_unparsed_arguments"
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 @dataclass(slots=True)
 class MessagesCall(Call):
-    """A call of Messages.
+    """A call of the Messages API.
 
     Attributes:
-        shows_thinking: Whether the request asks for thinking. Frameworks that did not ask rewrite it into a message of
-            the user, which edits the history.
+        shows_thinking: Whether the request asks for thinking. Frameworks that did not ask for it turn it into a user
+            message, which edits the history.
     """
 
     shows_thinking: bool = False
@@ -42,11 +42,11 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
 
     Args:
         body: The request without its messages.
-        history: Its system message and its messages.
+        history: The request's system message and messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
-        BadRequest: If it is wrong, or asks for something that is not supported.
+        BadRequest: If the request is invalid, or asks for something unsupported.
     """
     call = read_to_count(body, history, ignores=ignores)
     call.max_tokens = integer(body, "max_tokens")
@@ -58,15 +58,15 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
 
 
 def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
-    """Reads a request of the length of a prompt, which needs less than one of an answer.
+    """Reads a request to count the tokens of a prompt; it needs fewer fields than a request for an answer.
 
     Args:
         body: The request without its messages.
-        history: Its system message and its messages.
+        history: The request's system message and messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
-        BadRequest: If it is wrong, or asks for something that is not supported.
+        BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
     fields.decided_by_run(body, *OF_RUN)
@@ -80,7 +80,8 @@ def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = 
     if choice.get("disable_parallel_tool_use"):
         fields.not_honored("tool_choice.disable_parallel_tool_use", True)
     if body.get("thread") is not None:
-        # The SDK's tool runner sends only new messages in a thread. On this code it sends the whole conversation.
+        # In a thread, the SDK's tool runner sends only new messages. After this error code it sends the whole
+        # conversation.
         raise BadRequest("thread is not supported: send the whole conversation", code="thread_unsupported_request")
     if body.get("mcp_servers"):
         raise BadRequest("mcp_servers are not supported: the agent must execute its tools itself")
@@ -117,7 +118,7 @@ def _system(system: Any) -> Iterator[dict[str, Any]]:
 
 
 def _messages(message: Any) -> Iterator[dict[str, Any]]:
-    """Yields a message in the form of chat completions, where a tool result is a message of its own."""
+    """Yields a message in the format of chat completions, where each tool result is a message of its own."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ROLES:
         raise BadRequest(f"a message must be an object with a role: {', '.join(ROLES)}; not {message!r:.80}")
@@ -129,7 +130,7 @@ def _messages(message: Any) -> Iterator[dict[str, Any]]:
     else:
         results = [block for block in blocks if block.get("type") == "tool_result"]
         for block in results:
-            # Whether it is an error is in its words; no template has a place for more.
+            # Its is_error flag is dropped: no template has a field for it, and the text itself describes the error.
             content = [_part(one) for one in _blocks(block.get("content"))]
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
         if len(results) < len(blocks) or not results:
@@ -143,7 +144,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
-                pass  # encrypted by another provider's model: there is nothing to read
+                pass  # encrypted by another provider's model, so there is nothing to read
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": _arguments(block.get("input"))}
                 calls.append({"id": block.get("id"), "function": function})
@@ -153,7 +154,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> str:
-    """Returns the arguments of a call; those that are no object as the policy wrote them, so that it is recognized."""
+    """Returns a call's arguments; for input that is no object, the policy's own text, by which it is recognized."""
     if isinstance(given, Mapping) and list(given) == [UNPARSED]:
         return str(given[UNPARSED])
     return json.dumps(given or {}, ensure_ascii=False)
@@ -199,12 +200,12 @@ FORM = Form(
 
 
 def counted(tokens: int) -> dict[str, Any]:
-    """Returns the body of a response to a request of the length of a prompt."""
+    """Returns the response body with the number of tokens of a prompt."""
     return {"input_tokens": tokens}
 
 
 def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Returns the body of a response."""
+    """Returns the response body with an answer."""
     [answer] = answers
     stop_reason, stop_sequence = _end(call, answer)
     return {
@@ -227,7 +228,7 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
 def _content(call: Call, answer: Answer) -> Iterator[dict[str, Any]]:
     if answer.reasoning and isinstance(call, MessagesCall) and call.shows_thinking:
         yield {"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE}
-    if answer.text or not answer.calls:  # agents read the first block of an empty answer, too
+    if answer.text or not answer.calls:  # also for an empty answer, because agents read its first block
         yield {"type": "text", "text": answer.text}
     for called in answer.calls:
         function = called["function"]
@@ -242,13 +243,13 @@ def _content(call: Call, answer: Answer) -> Iterator[dict[str, Any]]:
 def _input(arguments: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, ValueError, RecursionError):  # a list, say, or NaN, which is not JSON
+    except (msgspec.DecodeError, ValueError, RecursionError):  # such as a list, or NaN, which is not JSON
         return {UNPARSED: arguments}
     return found
 
 
 def _end(call: Call, answer: Answer) -> tuple[str, str | None]:
-    """Returns why an answer ended, and the stop text in it."""
+    """Returns the reason why an answer ended, and its stop text."""
     said = answer.step.text
     found = [(at, len(stop), stop) for stop in call.stop_texts if (at := said.find(stop)) >= 0]
     if found and not answer.calls:
@@ -257,7 +258,7 @@ def _end(call: Call, answer: Answer) -> tuple[str, str | None]:
 
 
 def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    """Yields the events of a streamed response: the whole answer, as the events that clients put together."""
+    """Yields the events of a streamed response: the whole answer, as events that the client assembles."""
 
     def event(kind: str, **data: Any) -> tuple[str, Any]:
         return kind, {"type": kind, **data}
@@ -277,7 +278,7 @@ def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> It
 
 
 def _deltas(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns what is empty in a block when it starts, and what fills it."""
+    """Returns a block's empty form, which starts it, and the deltas that fill it."""
     match block["type"]:
         case "thinking":
             thought = {"type": "thinking_delta", "thinking": block["thinking"]}

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
 
     Args:
         body: The request without its messages.
-        history: Its messages.
+        history: The request's messages.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
-        BadRequest: If it is wrong, or asks for something that is not supported.
+        BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
     fields.decided_by_run(body, *OF_RUN)
@@ -74,7 +74,7 @@ FORM = Form("chat/completions", "messages", lambda body: [], _messages)
 
 
 def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Returns the body of a response."""
+    """Returns the response body with the answers."""
     return {
         "id": f"chatcmpl-{answers[0].id}",
         "object": "chat.completion",
@@ -114,7 +114,7 @@ def _usage(answers: Sequence[Answer]) -> dict[str, int]:
 
 
 def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    """Yields the events of a streamed response: the whole answer, as the chunks that clients put together."""
+    """Yields the events of a streamed response: the whole answers, as chunks that the client assembles."""
     whole = written(call, answers)
     base = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
 

@@ -1,4 +1,4 @@
-"""What the dialects read alike."""
+"""Request parsing that the dialects share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ IGNORE = 'set agent.unsupported_fields = "ignore"'
 
 
 def integer(body: Mapping[str, Any], *names: str) -> int | None:
-    """Returns the first of some fields that is set, a positive integer.
+    """Returns the first of several fields that is set; it must be a positive integer.
 
     Raises:
-        BadRequest: If it is none.
+        BadRequest: If the value is not a positive integer.
     """
     for name in names:
         value = body.get(name)
@@ -31,7 +31,7 @@ def texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Returns the stop texts in a field.
 
     Raises:
-        BadRequest: If it has something else.
+        BadRequest: If the field holds anything else.
     """
     value = body.get(name)
     if value is None:
@@ -43,19 +43,19 @@ def texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def items(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Returns a list in a field.
+    """Returns the list in a field.
 
     Raises:
-        BadRequest: If it is none.
+        BadRequest: If the field holds anything else.
     """
     return listed(body.get(name), name)
 
 
 def listed(value: Any, name: str) -> list[Any]:
-    """Returns the value of a field, a list.
+    """Returns the value of a field, which must be a list.
 
     Raises:
-        BadRequest: If it is none.
+        BadRequest: If the value is not a list.
     """
     if not isinstance(value, list):
         raise BadRequest(f"{name} must be a list, not {type(value).__name__}")
@@ -63,10 +63,10 @@ def listed(value: Any, name: str) -> list[Any]:
 
 
 def text(body: Mapping[str, Any], name: str) -> str | None:
-    """Returns the text in a field.
+    """Returns the text of a field.
 
     Raises:
-        BadRequest: If it has something else.
+        BadRequest: If the field holds anything else.
     """
     value = body.get(name)
     if value is not None and not isinstance(value, str):
@@ -75,9 +75,9 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def token_logprobs(answer: Answer) -> list[dict[str, Any]] | None:
-    """Returns the log-probability of every sampled token, those of tool calls and of the end included.
+    """Returns the log-probability of every sampled token, including tool calls and the stop token.
 
-    It is None if the engine does not have them.
+    None if the engine does not report log-probabilities.
     """
     logprobs = answer.step.logprobs
     if logprobs is None:
@@ -89,10 +89,10 @@ def token_logprobs(answer: Answer) -> list[dict[str, Any]] | None:
 
 
 def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    """Returns a tool in the form of chat completions.
+    """Returns a tool in the format of chat completions.
 
     Raises:
-        BadRequest: If it has no name.
+        BadRequest: If the tool has no name.
     """
     if not isinstance(name, str) or not name:
         raise BadRequest("a tool needs a name")
@@ -104,10 +104,10 @@ def function_tool(name: Any, description: Any, parameters: Any) -> dict[str, Any
 
 
 class Fields:
-    """The fields of a request that the policy cannot honor.
+    """Request fields that the policy cannot honor.
 
     Args:
-        ignores: Whether the run file says that fields without which an agent may break are ignored.
+        ignores: Whether the run file tells the gateway to ignore fields that an agent may rely on.
     """
 
     def __init__(self, *, ignores: bool) -> None:
@@ -115,14 +115,14 @@ class Fields:
         self._ignores = ignores
 
     def decided_by_run(self, body: Mapping[str, Any], *names: str) -> None:
-        """Notes fields that the run file decides, such as the temperature."""
+        """Records the fields that the run file decides, such as the temperature."""
         self.ignored += [name for name in names if body.get(name) is not None]
 
     def not_honored(self, name: str, value: Any) -> None:
-        """Refuses a field that an agent relies on, unless the run file says that it is ignored.
+        """Refuses a field that an agent relies on, unless the run file tells the gateway to ignore it.
 
         Raises:
-            BadRequest: If it is not ignored.
+            BadRequest: If the field is not ignored.
         """
         if not self._ignores:
             raise BadRequest(
@@ -135,7 +135,7 @@ class Fields:
     def tools(
         self, given: Sequence[Any], read: Callable[[Any], dict[str, Any]], *, types: Sequence[str | None]
     ) -> list[dict[str, Any]]:
-        """Returns the tools that the agent executes itself. Others, such as a search of the provider, are refused.
+        """Returns the tools that the agent itself executes. Refuses others, such as the provider's web search.
 
         Args:
             given: The tools of the request.
@@ -143,7 +143,7 @@ class Fields:
             types: Types of the tools that the agent executes.
 
         Raises:
-            BadRequest: If there is another tool, and the run file does not say that it is ignored.
+            BadRequest: If there is another tool, and the run file does not allow ignoring it.
         """
         found = []
         for tool in given:

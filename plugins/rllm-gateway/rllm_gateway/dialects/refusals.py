@@ -1,4 +1,4 @@
-"""Bodies of responses without an answer."""
+"""Response bodies for calls that get no answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def of_openai(refused: Refused) -> dict[str, Any]:
 
 def of_anthropic(refused: Refused) -> dict[str, Any]:
     """Returns the body that clients of Anthropic's interface expect."""
-    # Agents that compact their history look for these words.
+    # Agents that compact their history look for these words in the error.
     message = f"prompt is too long: {refused}" if isinstance(refused, TooLong) else str(refused)
     told = {"type": ANTHROPIC_TYPES.get(refused.kind, refused.kind), "message": message}
     return {"type": "error", "error": told | ({"details": {"error_code": refused.code}} if refused.code else {})}

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ Event = tuple[str, dict[str, Any]]
 def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
     """Reads a request.
 
-    With ``previous_response_id``, other ``instructions`` than those that the conversation began with begin a new one.
-    Unlike at OpenAI, a call without any keeps them, because clients leave out what does not change.
+    With ``previous_response_id``, ``instructions`` that differ from the conversation's first ones start a new
+    conversation. Unlike OpenAI, a call without ``instructions`` keeps them, because clients leave out what does not
+    change.
 
     Args:
         body: The request without its input.
-        history: Its instructions and its input.
+        history: The request's instructions and input.
         ignores: Whether fields that cannot be honored are ignored.
 
     Raises:
-        BadRequest: If it is wrong, or asks for something that is not supported.
+        BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
     fields.decided_by_run(body, *OF_RUN)
@@ -78,7 +79,7 @@ def _leading(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """Returns the messages of ``input``, where the items of one answer are one message again."""
+    """Returns the messages of ``input``, with the items of each answer joined into one message again."""
     if isinstance(given, str):
         return [normalized({"role": "user", "content": given})]
     if not isinstance(given, list) or not given:
@@ -95,9 +96,9 @@ FORM = Form("responses", "input", _leading, _messages)
 
 
 def _unfinished(found: Sequence[dict[str, Any]], item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the answer that an item may belong to.
+    """Returns the unfinished answer that an item may belong to.
 
-    Some clients put each result behind its call. Then the calls of one answer are recognized by their ids.
+    Some clients put each tool result right after its call. In that case, the ids show which calls belong to one answer.
     """
     if item["role"] != "assistant" or not found:
         return None
@@ -111,16 +112,16 @@ def _unfinished(found: Sequence[dict[str, Any]], item: Mapping[str, Any]) -> dic
 
 
 def _shared_id(message: Mapping[str, Any]) -> str:
-    """Returns what the ids of all calls of one answer begin with; "" for ids that are not ours."""
+    """Returns the prefix that the ids of all calls of one answer share; "" for ids that the gateway did not create."""
     [first, *_] = message.get("tool_calls") or [{}]
     found = OWN_ID.fullmatch(str(first.get("id")))
     return found[1] if found else ""
 
 
 def _joined(answer: dict[str, Any], more: Mapping[str, Any]) -> bool:
-    """Adds an item to the answer before it, unless it begins another one: an answer has one text, after its reasoning.
+    """Adds an item to an answer, unless the item starts a new one: an answer has one text, after its reasoning.
 
-    The policy is told apart from who repeats it by whole answers, so their items must be put together as they were.
+    The gateway compares whole answers to recognize what the policy wrote, so their items must be joined as they were.
     """
     if "tool_calls" in more:
         answer["tool_calls"] = [*answer.get("tool_calls", ()), *more["tool_calls"]]
@@ -136,7 +137,7 @@ def _joined(answer: dict[str, Any], more: Mapping[str, Any]) -> bool:
 
 
 def _message(item: Any) -> dict[str, Any]:
-    """Returns the message that an item is, or its part of an answer."""
+    """Returns an item as a message; an item of an answer becomes a part of one."""
     if not isinstance(item, Mapping):
         raise BadRequest(f"an item of input must be an object, not {type(item).__name__}")
     kind = item.get("type") or "message"
@@ -168,7 +169,7 @@ def _content(content: Any) -> Any:
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
-    """Returns the text of a reasoning item; some clients keep it as its content, others as its summary."""
+    """Returns the text of a reasoning item; some clients keep it under ``content``, others under ``summary``."""
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
         raise BadRequest(f"content and summary of reasoning must be lists, not {type(parts).__name__}")
@@ -177,7 +178,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Returns the body of a response."""
+    """Returns the response body with an answer."""
     [answer] = answers
     is_complete = answer.finish_reason != "length"
     status = "completed" if is_complete else "incomplete"
@@ -212,13 +213,14 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _output(answer: Answer, status: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Returns the items of an answer. Only the last one can be incomplete."""
+    """Returns an answer as output items. Only the last one can be incomplete."""
     found: list[dict[str, Any]] = []
     if answer.reasoning:
         thought = {"type": "reasoning_text", "text": answer.reasoning}
         found.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": [thought]})
     if answer.text or not answer.calls:
-        # An empty answer is a message, too: without an item, it would vanish from the history that the client repeats.
+        # An empty answer becomes a message, too: without an item, it would be missing from the history that the client
+        # repeats.
         logprobs = [] if logprobs is None else logprobs
         said = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
         found.append({"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "content": [said]})
@@ -243,7 +245,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[Event]:
-    """Yields the events of a streamed response: the whole answer, as the pieces that clients put together."""
+    """Yields the events of a streamed response: the whole answer, as events that the client assembles."""
     for number, (name, data) in enumerate(_pieces(written(call, answers))):
         yield name, {"type": name, "sequence_number": number, **data}
 

@@ -53,14 +53,14 @@ async def _talk(plugins: PluginManager, run: Path, step: int | None, message: st
 
 
 async def _read_line() -> str | None:
-    """Reads a line of standard input; None at its end.
+    """Reads a line from standard input; returns None at the end of input.
 
-    In a thread that does not keep the process alive, because Ctrl-C does not end a read.
+    It reads in a daemon thread, because Ctrl-C does not interrupt a read.
     """
     if sys.stdin.isatty():
         click.echo(PROMPT, nl=False, err=True)
     line: concurrent.futures.Future[str] = concurrent.futures.Future()
-    line.set_running_or_notify_cancel()  # a line that comes after Ctrl-C is lost, and no error
+    line.set_running_or_notify_cancel()  # a line that arrives after Ctrl-C is dropped without an error
 
     def read() -> None:
         try:

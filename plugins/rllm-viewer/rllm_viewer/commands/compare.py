@@ -1,4 +1,4 @@
-"""``rllm-core compare``: compares runs in their settings, validations and metrics."""
+"""``rllm-core compare``: compares the settings, validations and metrics of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHOWN_STEPS = 12
 VALUE_CHARACTERS = 60
 ABSENT = "-"
-# Of the last step; --json has all metrics.
+# Metrics of the last step to show; --json has all of them.
 SHOWN_METRICS = (
     "step",
     "reward_mean",
@@ -108,7 +108,7 @@ def _print(runs: Sequence[Run]) -> None:
 def _section(
     screen: Console, title: str, letters: Sequence[str], rows: Mapping[str, Sequence[str]], empty: str = ""
 ) -> None:
-    """Prints values of the runs by name: in columns, or one below the other if they are too wide."""
+    """Prints the runs' values by name: in columns, or one below the other if columns would be too wide."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -137,14 +137,14 @@ def _letter(position: int) -> str:
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
-    """Returns evenly spaced steps, the first and the last among them."""
+    """Returns evenly spaced steps, including the first and the last."""
     if len(steps) <= SHOWN_STEPS:
         return list(steps)
     return [steps[number * (len(steps) - 1) // (SHOWN_STEPS - 1)] for number in range(SHOWN_STEPS)]
 
 
 def _means(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Returns the means of ``columns`` parts of the values; None for a part without any."""
+    """Splits the values into ``columns`` parts and returns the mean of each; None for a part without values."""
     columns = min(columns, len(values))
     means: list[float | None] = []
     for number in range(columns):

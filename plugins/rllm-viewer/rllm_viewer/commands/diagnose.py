@@ -1,4 +1,4 @@
-"""``rllm-core diagnose``: names what went wrong in a run."""
+"""``rllm-core diagnose``: reports what went wrong in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rllm-core export``: writes recorded rollouts in the formats of others."""
+"""``rllm-core export``: writes recorded rollouts in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def export(
 
 
 def lost_lines(lost: dict[str, int], heading: str) -> list[str]:
-    """Returns what did not travel, by kind; nothing if all did."""
+    """Returns lines that count what was lost, by kind; empty if nothing was."""
     return [heading, *(f"{count:>9,}  {name}" for name, count in lost.items())] if lost else []
 
 
 def print_lines(*lines: str) -> None:
-    """Prints lines, folded to the width of the terminal."""
+    """Prints lines, wrapped to the width of the terminal."""
     from rich.text import Text
 
     from rllm_viewer.terminal import console, visible_line

@@ -1,4 +1,4 @@
-"""``rllm-core import``: reads rollouts of others into a run folder."""
+"""``rllm-core import``: reads rollouts of other tools into a run folder."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _print(found: Sequence[RunResult]) -> None:
     for name, amounts in (("TOKENS", [run.tokens for run in found]), ("COST", [run.money for run in found])):
         if all(amount is None for amount in amounts):
             shown.remove(name)
-    for name in ("WORKFLOW", "AGE", "TOKENS"):  # what a narrow terminal does without, in this order
+    for name in ("WORKFLOW", "AGE", "TOKENS"):  # columns that a narrow terminal drops, in this order
         if name in shown and _total(widths, shown) > screen.width:
             shown.remove(name)
     widths["NAME"] -= max(0, _total(widths, shown) - screen.width)
@@ -129,7 +129,7 @@ def _aligned(text: str, width: int, name: str) -> str:
 
 
 def _thinned(curve: Sequence[float | None], columns: int) -> list[float | None]:
-    """Returns evenly spaced values, the first and the last among them."""
+    """Returns evenly spaced values, including the first and the last."""
     wanted = min(columns, MOST_CURVE_COLUMNS)
     if len(curve) <= wanted:
         return list(curve)

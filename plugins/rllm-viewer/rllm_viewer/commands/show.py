@@ -88,7 +88,7 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
 
 
 def _agents(run: Path) -> dict[str, Any] | None:
-    """Returns what agents did; a run whose metrics are damaged has groups that can be shown all the same."""
+    """Returns the agents' counts; None if the metrics are damaged, because the groups can still be shown."""
     from rllm_viewer import agent_calls, results
 
     try:

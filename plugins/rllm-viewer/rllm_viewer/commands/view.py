@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-# While a long run is read for the first time, a request must not wait the usual 5 ms for each of its turns.
+# While the first read of a long run takes all CPU time, each turn of a request would wait Python's usual 5 ms.
 SWITCH_SECONDS = 0.0005
 
 
@@ -89,7 +89,7 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
 
 
 def _folders(runs: tuple[Path, ...]) -> list[Path]:
-    """Returns the run folders that are named, or that a named folder has."""
+    """Returns the run folders that are named, or that are inside a named folder."""
     from rllm_core.errors import ConfigError
     from rllm_viewer.results import run_folders
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, in plain words: the same rules while it runs and from the files of its folder."""
+"""Diagnoses what goes wrong in a run, with the same rules while it runs and later from its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Habits of agents that cost segments: they are longer to train than the conversations are."""
+"""Habits of agents that split conversations into many segments, which makes training slower."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rllm_viewer.diagnosis.causes import Cause
 CALLS, ROOTS = "workflow/gateway_calls", "workflow/gateway_roots"  # metrics of package rllm-gateway
 BREAKS = "segment_breaks/"
 FEW_ROOTS = 2.0  # such as a task and a title
-MANY_ROOTS = 0.5  # of the calls
-MANY_BREAKS = 0.25  # of the calls
+MANY_ROOTS = 0.5  # share of the calls
+MANY_BREAKS = 0.25  # share of the calls
 
 Row = Mapping[str, Any]
 
@@ -26,13 +26,13 @@ CURES = {
 
 
 def begins_anew(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    """Whether most calls of agents begin a conversation."""
+    """Whether most calls of agents start a new conversation."""
     roots = row.get(ROOTS, 0.0)
     return bool(roots > FEW_ROOTS and roots > MANY_ROOTS * row.get(CALLS, 0.0))
 
 
 def why_it_begins_anew(answers: Answers, means: Row) -> Cause | None:
-    """Tells agents that rewrite their history from those that ask single questions."""
+    """Distinguishes agents that rewrite their history from agents that ask single questions."""
     if answers.repeats_history:
         seen = f"{answers.with_history} of {answers.conversations} recorded ones begin with answers in other words"
         cure = "the agent rewrites its history: let it keep its messages and add to them, see docs/agents/exactness.md"
@@ -53,7 +53,7 @@ def breaks_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
 
 
 def why_it_breaks_off(answers: Answers, means: Row) -> Cause | None:
-    """Names a frequent reason, and its cure."""
+    """Returns a frequent reason for the breaks, with its remedy."""
     reasons = {name.removeprefix(BREAKS): mean for name, mean in means.items() if name.startswith(BREAKS)}
     if not reasons:
         return None

@@ -1,4 +1,4 @@
-"""What the recorded answers of a run say about a trouble that its metrics leave open."""
+"""Finds in a run's recorded answers the cause of a trouble that the metrics leave open."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rllm_core.types import FinishReason, Step, Trajectory
 
 LEAST_ANSWERS = 4
 READ_GROUPS = 16
-LEAST_CHARACTERS = 3  # of an answer that is not the start of another one by chance
+LEAST_CHARACTERS = 3  # a shorter expected answer may start another one by chance
 REPEATS = 3
 LEAST_REPEATED_CHARACTERS = 12
 LAST_CHARACTERS = 400
 _CONTROL = re.compile(r"<[^\w\s/<>][^<>\s]*[^\w\s/<>]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_\w+)>")
-# Reasoning and tool calls are parts of an answer.
+# Markers of reasoning and tool calls are part of an answer.
 _OF_ANSWERS = re.compile("think|reason|tool|function|call|channel|message", re.IGNORECASE)
 _REPEATED = re.compile(rf"(\S(?:.{{0,80}}?\S)?)(?:\s*\1){{{REPEATS - 1},}}\s*\S{{0,80}}\Z", re.DOTALL)
 
@@ -34,13 +34,13 @@ class Answers:
     Attributes:
         all: Number of answers.
         empty: Answers without text.
-        with_markers: Answers that go on after a control token that divides messages.
-        cut_off: Answers that ended at the limit of tokens.
-        past_end: Cut-off answers that go on after the expected answer, or repeat themselves.
-        markers: How many answers have each of these control tokens.
-        ends_of_cut_off: How many cut-off answers have each as the first one, of those that the prompt has, too.
-        conversations: Conversations of trajectories with several.
-        with_history: Those that begin with answers, which the policy has not given in these words.
+        with_markers: Answers that continue after a control token that separates messages.
+        cut_off: Answers that were truncated at the token limit.
+        past_end: Truncated answers that continue after the expected answer, or repeat themselves.
+        markers: Number of answers with each of these control tokens.
+        ends_of_cut_off: Number of truncated answers by the first control token in them that the prompt has, too.
+        conversations: Conversations of trajectories that have several.
+        with_history: Conversations that start with answers in words that the policy did not sample.
     """
 
     all: int = 0
@@ -54,7 +54,7 @@ class Answers:
     with_history: int = 0
 
     def add(self, step: Step, texts: Mapping[int, str], expected: object) -> None:
-        """Counts an answer; ``expected`` is the task's answer, or anything else if it has none."""
+        """Counts an answer; ``expected`` is the task's answer, or another type if the task has none."""
         is_cut_off = step.finish_reason is FinishReason.LENGTH
         tokens = [texts.get(token, "") for token in step.completion_ids.tolist()]
         written = tokens if is_cut_off else tokens[:-1]  # without the stop token
@@ -70,37 +70,37 @@ class Answers:
             self.past_end += _is_past_end("".join(written), expected)
 
     def add_conversations(self, steps: Sequence[Step]) -> None:
-        """Counts the conversations of a trajectory, and how they begin."""
+        """Counts a trajectory's conversations, and how they start."""
         first = [steps[positions[0]] for positions in segments(steps)]
-        begun = [one for one in first if not any(one.continues(other) for other in steps)]  # else a branch
+        begun = [one for one in first if not any(one.continues(other) for other in steps)]  # others are branches
         if len(begun) > 1:
             self.conversations += len(begun)
             self.with_history += sum(any(said["role"] == "assistant" for said in one.messages) for one in begun)
 
     @property
     def repeats_history(self) -> bool:
-        """Whether many conversations begin with answers, as those of an agent that rewrites its history do."""
+        """Whether many conversations start with answers, as they do with an agent that rewrites its history."""
         return self.conversations > 0 and self.with_history >= self.conversations / 3
 
     @property
     def is_of_another_template(self) -> bool:
-        """Whether most answers are no answers, as those of a model that is asked in a template it does not know."""
+        """Whether most answers are not answers at all, as from a model prompted in a template that it does not know."""
         return self.all >= LEAST_ANSWERS and self.empty + self.with_markers >= self.all / 2
 
     @property
     def end_that_is_no_stop(self) -> str | None:
-        """Control token after which most cut-off answers go on, or None."""
+        """Returns the control token after which most truncated answers continue, or None."""
         [(name, count)] = self.ends_of_cut_off.most_common(1) or [("", 0)]
         return name if self.cut_off >= LEAST_ANSWERS and count >= self.cut_off / 2 else None
 
     @property
     def never_stops(self) -> bool:
-        """Whether many cut-off answers have the expected answer and go on, or repeat themselves."""
+        """Whether many truncated answers contain the expected answer and continue, or repeat themselves."""
         return self.cut_off >= LEAST_ANSWERS and self.past_end >= self.cut_off / 3
 
 
 def of_folder(run: Path) -> Answers:
-    """Reads the last recorded answers of a run; none if it has recorded none, or its files are damaged."""
+    """Reads a run's last recorded answers; none if it recorded none, or its files are damaged."""
     found = Answers()
     try:
         texts = texts_of_tokens(run)

@@ -1,4 +1,4 @@
-"""Why a trouble happens."""
+"""The cause of a trouble."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a trouble happens, as far as the answers of the run can tell.
+    """The causes of a trouble, as far as the run's answers can tell.
 
     Attributes:
         causes: Usual causes, the most likely first.
-        decides: Command that tells the causes apart, with ``RUN`` for the folder; empty for a single cause.
+        decides: Command that distinguishes the causes, with ``RUN`` for the folder; empty for a single cause.
         seen: What the answers show, if anything.
     """
 

@@ -1,4 +1,4 @@
-"""Follows a run step by step, and keeps what is certain about its troubles."""
+"""Follows a run step by step, and keeps the troubles that are certain."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Finding:
     """A trouble of a run.
 
     Attributes:
-        name: Section of the page `PAGE`.
-        since_step: First step in which it showed; None if it does not depend on a step.
-        seen: What was seen.
-        causes: Usual causes, the most likely first; several cannot be told apart from the metrics.
-        decides: Command that tells them apart, with ``RUN`` for the folder; empty for a single cause.
+        name: Its section on the page `PAGE`.
+        since_step: First step with the trouble; None if it does not depend on a step.
+        seen: The observation.
+        causes: Usual causes, the most likely first; if several, the metrics cannot distinguish them.
+        decides: Command that distinguishes them, with ``RUN`` for the folder; empty for a single cause.
     """
 
     name: str
@@ -33,20 +33,20 @@ class Finding:
     decides: str = ""
 
     def text(self, run: object) -> str:
-        """Returns one sentence: what was seen, since when, its causes, and where to read on."""
+        """Returns one sentence: the observation, its first step, its causes, and where to read more."""
         since = f" (since step {self.since_step})" if self.since_step is not None else ""
         decides = f". To decide: {self.decides.replace('RUN', str(run))}" if self.decides else ""
         return f"{self.seen}{since}. Cause: {'; or '.join(self.causes)}{decides}. See {PAGE}#{self.name}"
 
     def to_json(self, run: object) -> dict[str, Any]:
-        """Returns the fields, and the address of the page."""
+        """Returns the fields and the address of the page as JSON data."""
         fields = asdict(self) | {"decides": self.decides.replace("RUN", str(run)), "page": f"{PAGE}#{self.name}"}
         return fields | {"causes": list(self.causes)}
 
 
 @dataclass
 class _Streak:
-    """How long a rule holds or does not hold without a break."""
+    """Counts for how many steps in a row a rule has held or not held."""
 
     since: int = 0
     held: int = 0
@@ -85,7 +85,7 @@ class Diagnosis:
         self._ended: Finding | None = None
 
     def step(self, metrics: Row) -> None:
-        """Takes the metrics of the next optimizer step."""
+        """Processes the metrics of the next optimizer step."""
         self.steps += 1
         step = int(metrics.get("step", self.steps))
         has_gradient = metrics.get("grad_norm", 1.0 - metrics.get("uniform_groups_share", 0.0)) != 0.0
@@ -100,7 +100,7 @@ class Diagnosis:
             self._explaining[name].append(metrics[name])
 
     def rollouts(self, books: Mapping[str, Mapping[str, int]]) -> None:
-        """Takes the number of rollouts so far by outcome and reason."""
+        """Processes the number of rollouts so far, by outcome and reason."""
         failed = sum(books.get("failed", {}).values())
         ended = failed + sum(books.get("trained", {}).values()) + sum(books.get("filtered", {}).values())
         self._failed = None
@@ -115,7 +115,7 @@ class Diagnosis:
             )
 
     def end(self, validated: Sequence[float | None]) -> None:
-        """Takes the solve rates of all validations, when the run has ended."""
+        """Processes the solve rates of all validations once the run has ended."""
         known = [*self._solved, *(value for value in validated if value is not None)]
         if self.steps >= NEVER_SOLVED_STEPS and known and not any(known):
             rule = next(rule for rule in reversed(RULES) if rule.name == "nobody-solves-it")
@@ -128,18 +128,18 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is certain now, the most telling first; at most one of a name."""
+        """Returns the findings that are certain now, the most informative first, and at most one per name."""
         found = [*self._before()]
         for rule, streak in zip(RULES, self._streaks, strict=True):
             if streak.is_certain:
                 found.append(self._finding(rule, streak.since))
-        is_cut_off = any(one.name == "answers-cut-off" for one in found)  # which explains that nobody solves anything
+        is_cut_off = any(one.name == "answers-cut-off" for one in found)  # explains a solve rate of 0
         found += [one for one in (self._failed, None if is_cut_off else self._ended) if one is not None]
         names = [one.name for one in found]
         return [one for place, one in enumerate(found) if one.name not in names[:place]]
 
     def _finding(self, rule: Rule, since: int) -> Finding:
-        """Explains a trouble once, when it is certain: the answers of that time are the ones that it is about."""
+        """Explains a trouble once, when it becomes certain, because it concerns the answers of that time."""
         key = (rule.seen, since)
         if key not in self._explained:
             means = {name: sum(values) / len(values) for name, values in self._explaining.items()}
@@ -150,7 +150,7 @@ class Diagnosis:
         return self._explained[key]
 
     def _before(self) -> list[Finding]:
-        """What the run file alone says."""
+        """Returns the findings that follow from the run file alone."""
         steps = self.tables.get("training", {}).get("steps", 0)
         warmup = self.tables.get("optimizer", {}).get("warmup_steps", 0)
         if not steps or warmup < steps:

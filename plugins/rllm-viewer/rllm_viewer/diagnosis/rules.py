@@ -1,4 +1,4 @@
-"""The signs of each trouble in the metrics of one optimizer step."""
+"""The signs of each trouble in one optimizer step's metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 FIRST_STEPS = 3
 MOSTLY = 0.75
-HUGE_GRADIENT = 10.0  # times the limit; up to there, clipping every step is common in healthy runs
+HUGE_GRADIENT = 10.0  # times the limit; up to this factor, clipping every step is common in healthy runs
 FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
 FEW_EFFECTIVE = 0.3
 RISEN_SHARE = 0.1
@@ -30,12 +30,12 @@ class Rule:
 
     Attributes:
         name: Section of the page ``docs/what-went-wrong.md``.
-        steps: Steps in a row after which it is certain, and without it after which it is over.
-        holds: Whether it shows in a step, given the run file and the first steps of the run.
-        seen: What was seen.
+        steps: Number of consecutive steps with the trouble until it is certain, and without it until it is over.
+        holds: Whether a step shows it, given the run file and the run's first steps.
+        seen: The observation.
         causes: Usual causes, the most likely first.
-        decides: Command that tells the causes apart, with ``RUN`` for the folder.
-        explain: Finds the cause in the answers and the mean metrics of the run; None keeps the usual ones.
+        decides: Command that distinguishes the causes, with ``RUN`` for the folder.
+        explain: Finds the cause from the run's answers and mean metrics; None keeps the usual ones.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Rule:
 
 
 def explains(metric: str) -> bool:
-    """Whether a metric tells causes apart, so that rules get its mean."""
+    """Whether a metric distinguishes causes, so that the rules get its mean."""
     return metric == OF_OTHER_ROWS or metric.startswith(agents.BREAKS)
 
 
@@ -104,12 +104,12 @@ def _is_uniform(row: Row) -> bool:
 
 
 def _was_better(row: Row, first: list[Row]) -> bool:
-    """Whether one of the first steps had rewards that differed, and higher ones."""
+    """Whether one of the first steps had higher rewards that also differed."""
     return any(not _is_uniform(one) and row.get("reward_mean", 0.0) < one.get("reward_mean", 0.0) for one in first)
 
 
 def _has_risen(row: Row, first: list[Row]) -> bool:
-    """Whether the reward is above that of the first steps by a share of the range that rewards have."""
+    """Whether the reward has risen above the first steps by a share of the range of rewards."""
     if "reward_mean" not in row or not first:
         return False
     before = sum(one.get("reward_mean", 0.0) for one in first) / len(first)
@@ -144,7 +144,7 @@ def _is_equal_but_judged(row: Row, tables: Mapping[str, Any], first: list[Row]) 
 
 
 def _is_one_answer(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    """Whether all rollouts of a group are the same sequence, and wrong: the best policies are certain, too."""
+    """Whether a group's rollouts are all the same wrong sequence; the best policies are certain, too, but correct."""
     distinct = row.get("distinct_samples_share", 1.0) * row.get("samples", 0.0)
     is_sampled = row.get("trajectories", 0.0) > row.get("groups", 0.0) and "reward_mean" in row
     return bool(is_sampled and 0 < distinct <= row["groups"] + 0.5 and row.get("solved", 0.0) < MOSTLY)

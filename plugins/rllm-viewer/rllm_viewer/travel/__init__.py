@@ -1,4 +1,4 @@
-"""Recorded rollouts in the formats of others, and theirs as run folders.
+"""Exports recorded rollouts in other tools' formats, and imports such files as run folders.
 
-`formats` lists the formats, each with a module of its own; `selection` chooses rollouts, `fields` counts what is lost.
+`formats` lists the formats, each in its own module; `selection` chooses rollouts, `fields` counts losses.
 """

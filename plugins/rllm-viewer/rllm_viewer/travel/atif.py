@@ -1,7 +1,7 @@
 """``atif``: Harbor's Agent Trajectory Interchange Format (ATIF-v1.7), one document per conversation.
 
-Documents of one rollout share its ``session_id``. What the format has no place for is under ``extra.rllm_core``, and so
-is a message that its steps cannot express exactly.
+Documents of one rollout share its ``session_id``. Fields that the format lacks go under ``extra.rllm_core``, as do
+messages that its steps cannot express exactly.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _steps(one: Picked, number: int, conversation: Conversation) -> list[Row]:
 
 
 def _native(message: JsonMessage) -> Row:
-    """Returns a message as a step; `_messages_of` says whether that is exact."""
+    """Returns a message as a step; `_messages_of` checks whether the step is exact."""
     content = message.get("content")
     text = content if isinstance(content, str) else "\n".join(_texts(content))
     source = {"assistant": "agent", "user": "user"}.get(message["role"], "system")
@@ -157,7 +157,7 @@ def _tool_message(result: Mapping[str, Any]) -> JsonMessage:
 
 
 def _messages_of(step: Mapping[str, Any]) -> list[JsonMessage]:
-    """Returns the messages of a step: its own, and the answers of tools."""
+    """Returns the messages of a step: its own, and the tool results."""
     if isinstance(own := _own(step).get("message"), dict):
         message: JsonMessage = own
     else:
@@ -184,7 +184,7 @@ def _own(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
-    """Yields the steps of each document: one per step of the agent that is not copied from another document."""
+    """Yields the steps of each document: one per agent step that is not copied from another document."""
     for one in located:
         if not str(one.row.get("schema_version", "")).startswith("ATIF-") or not isinstance(one.row.get("steps"), list):
             raise ConfigError(f"{one.where} is no ATIF trajectory: it has no schema_version ATIF-v1.N, or no steps")

@@ -1,4 +1,4 @@
-"""Columns of dataset rows about the rollout that a row is of."""
+"""Columns of dataset rows that describe a row's rollout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_rollout(one: Picked, number: int, trajectory: Trajectory) -> Row:
 
 
 def trained(one: Picked, losses: Losses) -> list[tuple[int, Trajectory]]:
-    """Returns the trajectories that a training format can have, by number; counts the others."""
+    """Returns the trajectories that a training format can hold, by number; counts the others."""
     found = list(enumerate(one.rollout.episode.trajectories))
     kept = [(number, trajectory) for number, trajectory in found if trajectory.trainable and trajectory.steps]
     losses.add(UNHELD, len(found) - len(kept))
@@ -64,7 +64,7 @@ def trained(one: Picked, losses: Losses) -> list[tuple[int, Trajectory]]:
 
 
 def question(messages: Sequence[Mapping[str, Any]], step: Step, data: Mapping[str, Any]) -> Row:
-    """Returns the columns of workflow ``dataset``: the last question, and the answer of the task or of the model."""
+    """Returns the columns of workflow ``dataset``: the last question, and the task's or the model's answer."""
     asked = [message for message in messages if message["role"] == "user" and isinstance(message.get("content"), str)]
     answer = data.get("answer")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
@@ -73,7 +73,7 @@ def question(messages: Sequence[Mapping[str, Any]], step: Step, data: Mapping[st
 
 
 def read_into(imported: Imported, located: Located) -> None:
-    """Adds what the columns say about the rollout.
+    """Adds the facts about the rollout from these columns.
 
     Raises:
         ConfigError: If column ``task`` is not JSON.
@@ -97,10 +97,10 @@ def read_into(imported: Imported, located: Located) -> None:
 
 
 def json_column(located: Located, name: str, kind: type) -> Any:
-    """Returns a column, which may be JSON text; empty if it is absent.
+    """Returns a column that may be JSON text; empty if it is absent.
 
     Raises:
-        ConfigError: If it is of another kind.
+        ConfigError: If the column has another type.
     """
     value = located.row.get(name)
     if isinstance(value, str):
@@ -119,7 +119,7 @@ def messages_of(located: Located, name: str) -> list[dict[str, Any]]:
     """Returns a column of messages.
 
     Raises:
-        ConfigError: If one of them is no message.
+        ConfigError: If an entry is not a message.
     """
     found: list[dict[str, Any]] = json_column(located, name, list)
     for position, message in enumerate(found):

@@ -1,4 +1,4 @@
-"""What a format is: rows from rollouts, and rollouts from rows."""
+"""The contract of a format: rows from rollouts, and rollouts from rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source:
     Attributes:
         name: Name of its folder.
         tables: Its run file.
-        started: When it started, as ISO 8601.
+        started: Start time of the run, in ISO 8601.
     """
 
     name: str
@@ -28,14 +28,14 @@ class Source:
 
     @property
     def model(self) -> str:
-        """The model that it trained."""
+        """The model that the run trained."""
         path = self.tables.get("model", {}).get("path")
         return str(path or f"the default model of backend {self.tables.get('backend')}")
 
 
 @dataclass(frozen=True)
 class Located:
-    """A row of a file, with where it is, for messages."""
+    """A row of a file with its location, for messages."""
 
     where: str
     row: Row
@@ -43,17 +43,17 @@ class Located:
 
 @dataclass
 class Imported:
-    """Some steps of one trajectory, as a row of a file has them, and what the row says about their rollout.
+    """Some steps of one trajectory from a row of a file, with the row's facts about their rollout.
 
     Attributes:
-        where: Where the row is, for messages.
+        where: Location of the row, for messages.
         steps: Fields of the steps; also ``trained_advantages`` and the other measures of each.
         task: ``task_id`` and ``data``.
         group: ``step``, ``group`` and ``kept``.
         rollout: ``outcome``, ``reason`` and fields of the episode.
         trajectory: Fields of the trajectory, and its ``number`` in the rollout. Without a number, the row is a
             trajectory of its own.
-        together: Rows with the same value are of one group; of an own one if it is None.
+        together: Rows with the same value belong to one group; None gives the row a group of its own.
     """
 
     where: str
@@ -67,17 +67,17 @@ class Imported:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of others.
+    """A format of another tool.
 
     Attributes:
         name: Name on the command line.
-        summary: What it is for.
-        holds: Names of the fields that it holds (`rllm_viewer.travel.fields`).
+        summary: Its purpose.
+        holds: Names of the fields that the format can hold (`rllm_viewer.travel.fields`).
         suffixes: Suffixes of files that it can be written to.
-        rows: Yields the rows of rollouts. It counts what it cannot write, except fields that it does not hold.
-        read: Yields what rows say. It counts what it does not read.
+        rows: Yields the rows of rollouts. It counts what it cannot write, except fields that the format does not hold.
+        read: Yields the contents of rows. It counts what it does not read.
         is_dataset: Whether a folder with one file per split can be written.
-        as_text: Columns that a Parquet file has as JSON text, since a column has one type for all rows.
+        as_text: Columns that a Parquet file stores as JSON text, since a column has one type for all rows.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The conversations of a trajectory, and steps from the conversations of others."""
+"""Splits a trajectory into conversations, and makes steps from imported conversations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ JsonMessage = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Steps of a trajectory that continue each other, in tokens and in messages.
+    """Steps of a trajectory that continue each other, both in tokens and in messages.
 
     Attributes:
-        messages: All messages, the last answer included.
+        messages: All messages, including the last answer.
         sampled: Position of the answer of each step in ``messages``.
         steps: The steps.
         positions: Their positions in the trajectory.
-        reworded: Answers that came back in a client's words; ``messages`` has them as they were sampled.
+        reworded: Number of answers that a client sent back in other words; ``messages`` has the sampled words.
     """
 
     messages: Sequence[Message]
@@ -34,7 +34,7 @@ class Conversation:
 
     @property
     def tools(self) -> list[Any]:
-        """Tools that the prompts offered, as JSON data."""
+        """Tools that the prompts offer, as JSON data."""
         return thaw(self.steps[0].tools)  # type: ignore[no-any-return]
 
     def json_messages(self) -> list[JsonMessage]:
@@ -43,7 +43,7 @@ class Conversation:
 
 
 def conversations_of(steps: Sequence[Step], losses: Losses) -> Iterator[Conversation]:
-    """Yields the conversations of a trajectory in order; each step is in one. Counts answers in other words."""
+    """Yields a trajectory's conversations in order; each step is in one. Counts reworded answers."""
     start = 0
     for position in range(1, len(steps) + 1):
         if position == len(steps) or not _continues(steps[position], steps[position - 1]):
@@ -79,7 +79,7 @@ def _conversation(steps: Sequence[Step], start: int) -> Conversation:
 
 
 def with_weights(conversation: Conversation) -> list[JsonMessage]:
-    """Returns the messages as JSON data; assistant messages that were not sampled here have weight 0."""
+    """Returns the messages as JSON data; assistant messages that the policy did not sample here have weight 0."""
     sampled = set(conversation.sampled)
     return [
         {**message, "weight": 0} if message["role"] == "assistant" and position not in sampled else message

@@ -20,7 +20,7 @@ FILE_OF_SPLIT = {"training": "train", "validation": "validation"}
 
 @dataclass
 class _Counted:
-    """Rollouts on their way to a file, counted."""
+    """Counts rollouts on their way to a file."""
 
     format: Format
     losses: Losses = field(default_factory=Losses)
@@ -28,7 +28,7 @@ class _Counted:
     groups: set[tuple[Any, ...]] = field(default_factory=set)
 
     def passing(self, found: Iterator[Picked]) -> Iterator[Picked]:
-        """Yields the rollouts unchanged."""
+        """Yields the rollouts unchanged, and counts them."""
         for one in found:
             self.rollouts += 1
             self.groups.add((one.group.step, one.group.group, one.group.task.task_id, one.group.outcome))
@@ -42,15 +42,15 @@ def export(run: Path, out: Path, kind: Format, filters: Filters) -> dict[str, An
     Args:
         run: Run folder.
         out: New file; for a dataset, also a new folder, which gets a file per split.
-        kind: Format.
-        filters: Which rollouts.
+        kind: Name of the format.
+        filters: Which rollouts to export.
 
     Returns:
         JSON object: ``run, format, files, rows, rollouts, groups, lost, state``.
 
     Raises:
         ConfigError: If the run or the file is not usable, or no rollout is chosen.
-        RunError: If the run is damaged, or the disk refuses.
+        RunError: If the run is damaged, or the disk rejects a write.
     """
     source = Source(run.resolve().name, tables_of(run), _started(run))
     state = state_of(run)
@@ -102,7 +102,7 @@ def bring_in(file: Path, kind: Format, out: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: If a row is broken, or the folder is not empty.
-        RunError: If the disk refuses.
+        RunError: If the disk rejects a write.
     """
     losses, rows = Losses(), 0
 

@@ -1,4 +1,4 @@
-"""The fields of a rollout by name, and what a format loses of them."""
+"""The fields of a rollout by name, and the fields that a format loses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def values(one: Picked) -> Iterator[tuple[str, Any]]:
 
 
 class Losses:
-    """Counts what does not travel, by kind.
+    """Counts by kind what an export or import loses.
 
     Attributes:
         counts: Number of fields, messages or rollouts by kind, such as ``step.logprobs``.
@@ -68,7 +68,7 @@ class Losses:
         self.counts: Counter[str] = Counter()
 
     def add(self, kind: str, count: int = 1) -> None:
-        """Counts something that is lost."""
+        """Counts something lost."""
         if count:
             self.counts[kind] += count
 
@@ -77,7 +77,7 @@ class Losses:
         self.counts.update(name for name, _ in values(one) if name not in holds)
 
     def unread(self, where: str, row: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Counts what a document of others says beyond the known keys."""
+        """Counts what a third-party document holds beyond the known keys."""
         for key, value in row.items():
             if key not in known and value not in (None, False, "", [], {}):
                 self.counts[f"{where}.{key}"] += 1
@@ -95,7 +95,7 @@ def changed(record: Record, *left_out: str) -> dict[str, Any]:
 
 
 def json_of(value: Any) -> Any:
-    """Returns a value of a record as JSON data; numbers have the fewest digits that restore a float32."""
+    """Returns a record's value as JSON data; numbers have the fewest digits that restore the float32."""
     if isinstance(value, np.ndarray):
         return [float(str(number)) for number in value] if value.dtype == np.float32 else value.tolist()
     if hasattr(value, "tolist"):
@@ -108,7 +108,7 @@ def json_of(value: Any) -> Any:
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON data; the order of keys has no meaning."""
+    """Whether two values are the same JSON data, regardless of key order."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, Parquet, or one JSON document, by the suffix."""
+"""Reads and writes files of rows: JSON Lines, Parquet, or one JSON document, by suffix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def write(path: Path, rows: Iterable[Row], as_text: Sequence[str]) -> int:
     """Writes rows to a new file, which appears once it is complete, and returns their number.
 
     Raises:
-        ConfigError: If they do not fit into such a file, or pyarrow is missing.
-        RunError: If the disk refuses.
+        ConfigError: If the rows do not fit this kind of file, or pyarrow is missing.
+        RunError: If the disk rejects a write.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -36,10 +36,10 @@ def write(path: Path, rows: Iterable[Row], as_text: Sequence[str]) -> int:
 
 
 def read(path: Path) -> Iterator[Located]:
-    """Yields the rows of a file with where they are.
+    """Yields the rows of a file with their locations.
 
     Raises:
-        ConfigError: If it cannot be read, or a row is broken; the message names it.
+        ConfigError: If the file cannot be read, or a row is broken; the message names the row.
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
@@ -87,7 +87,7 @@ def _write_document(path: Path, rows: Iterable[Row], _: Sequence[str]) -> int:
 def _write_parquet(path: Path, rows: Iterable[Row], as_text: Sequence[str]) -> int:
     pyarrow, parquet = _pyarrow(path)
     found = [{key: json.dumps(value) if key in as_text else value for key, value in row.items()} for row in rows]
-    # Arrow reads the columns off the first row only.
+    # Arrow takes the columns from the first row only.
     columns = list(dict.fromkeys(key for row in found for key in row))
     try:
         table = pyarrow.table({key: [row.get(key) for row in found] for key in columns})
@@ -120,7 +120,7 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Removes keys that Arrow fills in because other rows have them."""
+    """Removes keys that Arrow adds because other rows have them."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Imported rollouts as a run folder that ``show`` opens."""
+"""Writes imported rollouts as a run folder that ``show`` can open."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def groups_of(found: Iterable[Imported], losses: Losses) -> Iterator[RecordedGro
     """Yields the groups of imported rows, in the order of their first rows.
 
     Raises:
-        ConfigError: If a row says what no record can hold.
+        ConfigError: If a row has a value that no record can hold.
     """
     groups: dict[Any, _Group] = {}
     for number, one in enumerate(found):
@@ -138,7 +138,7 @@ def write(folder: Path, source: Path, kind: str, groups: Iterable[RecordedGroup]
     Args:
         folder: Output folder, new or empty.
         source: File that was imported.
-        kind: Its format.
+        kind: Format of the file.
         groups: The groups.
 
     Returns:
@@ -146,7 +146,7 @@ def write(folder: Path, source: Path, kind: str, groups: Iterable[RecordedGroup]
 
     Raises:
         ConfigError: If the folder is not empty, or there are no groups.
-        RunError: If the disk refuses.
+        RunError: If the disk rejects a write.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")

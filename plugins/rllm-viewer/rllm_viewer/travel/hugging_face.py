@@ -1,7 +1,7 @@
-"""``hf``: conversational prompt-completion rows of TRL and Hugging Face datasets, one model call each.
+"""``hf``: conversational prompt-completion rows of TRL and Hugging Face datasets, one per model call.
 
-TRL trains the completion only, so a row trains what was sampled in one call. ``tools`` is JSON text, which TRL reads,
-because a column of a dataset has one type for all rows.
+TRL trains the completion only, so each row trains the tokens of one call. ``tools`` is JSON text, which TRL reads,
+because a dataset column has one type for all rows.
 """
 
 from __future__ import annotations

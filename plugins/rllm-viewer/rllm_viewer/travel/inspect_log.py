@@ -1,4 +1,4 @@
-"""``inspect``: an evaluation log of Inspect as JSON, one sample per rollout and one model event per call.
+"""``inspect``: an evaluation log of Inspect as JSON, with one sample per rollout and one model event per call.
 
 Inspect has no place for token ids. The prompts of a sample share a pool of messages, as Inspect itself writes them.
 """
@@ -135,7 +135,7 @@ def _text(value: Any) -> str:
 
 
 def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
-    """Yields the trajectories of each sample: its model events by role, or else its messages."""
+    """Yields the trajectories of each sample, from its model events by role, or else from its messages."""
     for one in located:
         samples = one.row.get("samples")
         if not isinstance(samples, list) or not isinstance(one.row.get("eval"), dict):
@@ -205,7 +205,7 @@ def _step(event: Mapping[str, Any], mine: Mapping[str, Any], pool: Sequence[Any]
 
 
 def _theirs(imported: Imported, sample: Mapping[str, Any], losses: Losses) -> None:
-    """Adds what a sample of others says: its first score is the reward, and the other numbers are metrics."""
+    """Reads a third-party sample: its first score becomes the reward, and its other numbers become metrics."""
     imported.rollout["rollout_index"] = max(0, int(sample.get("epoch", 1)) - 1)
     if sample.get("error"):
         imported.rollout |= {"termination_reason": "error", "error": str(sample["error"].get("message"))}

@@ -1,4 +1,4 @@
-"""Messages and tools as Inspect writes them."""
+"""Converts messages and tools to and from Inspect's format."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def to_message(message: JsonMessage) -> Row:
-    """Returns a message as Inspect's; what that cannot express exactly is in its metadata."""
+    """Converts a message to Inspect's format; parts that the format cannot express exactly go into metadata."""
     found = _native(message)
     return found if same_json(from_message(found), message) else found | {"metadata": {KEY: {"message": message}}}
 
 
 def from_message(native: Mapping[str, Any]) -> JsonMessage:
-    """Inverts `to_message`; of others, reads text, reasoning, images and tool calls."""
+    """Inverts `to_message`; from third-party messages, reads text, reasoning, images and tool calls."""
     own = ((native.get("metadata") or {}).get(KEY) or {}).get("message")
     if isinstance(own, dict):
         return own
@@ -44,7 +44,7 @@ def from_message(native: Mapping[str, Any]) -> JsonMessage:
 
 
 def to_tool(tool: Any) -> Row:
-    """Returns a tool as Inspect's ``ToolInfo``."""
+    """Converts a tool to Inspect's ``ToolInfo``."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     parameters = function.get("parameters") or {}
     return {

@@ -1,4 +1,4 @@
-"""``openai``: rows of OpenAI's supervised fine-tuning, one conversation each.
+"""``openai``: rows for OpenAI's supervised fine-tuning, one conversation each.
 
 A row has ``messages``, and ``tools`` if there were any; nothing else is allowed. An assistant message that the policy
 did not sample has ``"weight": 0``.
@@ -61,7 +61,7 @@ def _message(message: JsonMessage, losses: Losses) -> JsonMessage:
 
 
 def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
-    """Yields the steps of each row: an answer is one unless its weight is 0."""
+    """Yields the steps of each row: one per assistant message, unless its weight is 0."""
     for one in located:
         losses.unread("row", one.row, ("messages", "tools"))
         messages = columns.messages_of(one, "messages")

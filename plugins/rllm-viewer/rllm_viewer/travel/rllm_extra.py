@@ -1,4 +1,4 @@
-"""Our own fields in the places that a format leaves to its users, under the key ``rllm_core``."""
+"""Our own fields in the places that formats leave to their users, under key ``rllm_core``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def about(one: Picked, number: int | None, *left_out: str) -> dict[str, Any]:
     Args:
         one: The rollout.
         number: Number of the trajectory; None for a rollout without any.
-        left_out: Fields of the episode that the format has elsewhere.
+        left_out: Episode fields that the format stores elsewhere.
     """
     group, rollout = one.group, one.rollout
     found: dict[str, Any] = {
@@ -36,13 +36,13 @@ def about(one: Picked, number: int | None, *left_out: str) -> dict[str, Any]:
 
 
 def about_step(one: Picked, number: int, position: int, *left_out: str) -> dict[str, Any]:
-    """Returns the fields of a step that differ from their default, and what was trained of it.
+    """Returns the fields of a step that differ from their defaults, with its training data.
 
     Args:
         one: The rollout.
         number: Number of the trajectory.
         position: Position of the step in it.
-        left_out: Fields that the format has elsewhere.
+        left_out: Fields that the format stores elsewhere.
     """
     step: Step = one.rollout.episode.trajectories[number].steps[position]
     found = changed(step, *left_out)
@@ -54,7 +54,7 @@ def about_step(one: Picked, number: int, position: int, *left_out: str) -> dict[
 
 
 def read_into(imported: Imported, found: Any) -> None:
-    """Adds what `about` has written to what a row says."""
+    """Adds the fields that `about` wrote to an imported row."""
     if not isinstance(found, Mapping):
         return
     for name in ("task", "group", "rollout", "trajectory"):

@@ -1,4 +1,4 @@
-"""The recorded rollouts that a user wants to export."""
+"""Selects the recorded rollouts that a user wants to export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Split = Literal["training", "validation"]
 
 @dataclass(frozen=True)
 class Picked:
-    """A rollout with the group that it belongs to."""
+    """A rollout with its group."""
 
     group: RecordedGroup
     rollout: RecordedRollout
@@ -26,15 +26,15 @@ class Picked:
 
 @dataclass(frozen=True)
 class Filters:
-    """Rollouts to choose; None and False leave a filter out.
+    """Filters for rollouts; None or False disables a filter.
 
     Attributes:
-        best: Only the rollout of each group with the highest reward; of equal ones, the first.
+        best: Only the rollout of each group with the highest reward; the first of equals.
         solved: Only rollouts with ``is_correct``.
         reward_above: Only rollouts with a higher reward.
-        steps: First and last step; None is open.
+        steps: First and last step; None leaves that end open.
         task: Only rollouts of this task.
-        split: Only rollouts of training, or of validations.
+        split: Only rollouts of training, or only of validations.
     """
 
     best: bool = False
@@ -45,7 +45,7 @@ class Filters:
     split: Split | None = None
 
     def has_group(self, entry: IndexedGroup) -> bool:
-        """Whether rollouts of a recorded group may be chosen."""
+        """Whether rollouts of a recorded group can be chosen."""
         first, last = self.steps
         return (
             (first is None or entry.step >= first)
@@ -70,10 +70,10 @@ class Filters:
 
 
 def picked(run: Path, filters: Filters) -> Iterator[Picked]:
-    """Yields the chosen rollouts of a run, oldest first; of a running run, those so far.
+    """Yields the chosen rollouts of a run, oldest first; from an active run, those recorded so far.
 
     Raises:
-        ConfigError: If the folder is no run folder, or has no recorded group.
+        ConfigError: If the folder is not a run folder, or has no recorded group.
         RunError: If a line is damaged.
     """
     for entry in complete_entries(run):
@@ -84,17 +84,17 @@ def picked(run: Path, filters: Filters) -> Iterator[Picked]:
 
 
 def complete_entries(run: Path) -> list[IndexedGroup]:
-    """Returns the entries of all recorded groups of which the whole line is written."""
+    """Returns the index entries of all recorded groups whose lines are complete."""
     entries = recordings.index_of(run)
     size = (run / "groups.jsonl").stat().st_size if (run / "groups.jsonl").is_file() else 0
-    # A run that is going on, or was killed, may be about to write a line whose entry is there.
+    # In an active or killed run, a line may be incomplete although its index entry exists.
     while entries and entries[-1].offset + entries[-1].length > size:
         entries.pop()
     return entries
 
 
 def state_of(run: Path) -> str | None:
-    """Says that more may come, or that the run was killed; None for a run that has ended."""
+    """Returns a remark that more rollouts may come, or that the run was killed; None for an ended run."""
     if (run / "summary.json").is_file():
         return None
     return "the run is going on: these are its rollouts so far" if is_running(run) else "the run was interrupted"
@@ -104,7 +104,7 @@ def steps_of(text: str) -> tuple[int | None, int | None]:
     """Reads ``7``, ``7-9``, ``7-`` or ``-9``.
 
     Raises:
-        ConfigError: If it is something else.
+        ConfigError: If the text has another form.
     """
     first, dash, last = text.strip().partition("-")
     ends = [part.strip() for part in ((first, last) if dash else (first, first))]

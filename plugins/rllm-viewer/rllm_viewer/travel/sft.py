@@ -1,7 +1,7 @@
-"""``sft``: rows for supervised fine-tuning, with the exact tokens and a mask of the sampled ones.
+"""``sft``: rows for supervised fine-tuning, with exact tokens and a mask of the sampled ones.
 
-The columns ``messages``, ``tools``, ``input_ids`` and ``assistant_masks`` are those of TRL. A row is one unbroken token
-sequence, so each sampled token is in the mask of one row.
+The columns ``messages``, ``tools``, ``input_ids`` and ``assistant_masks`` follow TRL. A row is one unbroken token
+sequence, so each sampled token is in the mask of exactly one row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _tokens(conversation: Conversation, losses: Losses) -> Row:
 
 
 def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
-    """Yields the steps of each row; the sampled tokens of its mask are their completions."""
+    """Yields the steps of each row; the tokens in its mask are their completions."""
     for one in located:
         losses.unread("row", one.row, KNOWN)
         losses.add("row.weight", one.row.get("weight", 1) != 1)
@@ -78,7 +78,7 @@ def _add_tokens(one: Located, steps: list[dict[str, Any]], losses: Losses) -> No
     padded = np.array([0, *mask, 0])
     ends = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
     spans = list(pairwise(ends))[::2]
-    if len(spans) != len(steps):  # then it is unknown which tokens are whose
+    if len(spans) != len(steps):  # then no span can be assigned to a step
         losses.add("row.input_ids (whose mask has another number of answers)")
         return
     for step, (start, stop) in zip(steps, spans, strict=True):

@@ -1,7 +1,7 @@
 """``verifiers``: the ``traces.jsonl`` of Prime's verifiers (0.4), one rollout per line.
 
-A trajectory is a trace: a graph of messages in which a branch is an unbroken token sequence. The tokens that a prompt
-adds are those of the answer's node, without mask: which of them belong to which message is not recorded.
+A trajectory becomes a trace: a graph of messages whose branches are unbroken token sequences. The tokens that a prompt
+adds go to the answer's node, without mask: no record assigns them to messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows(chosen: Iterable[Picked], source: Source, losses: Losses) -> Iterator[R
         ok = not episode.termination_reason.is_failure
         ended = {"ok": ok, "is_timeout": episode.termination_reason.value == "timeout", "errors": errors}
         task = {"type": "Task", "data": {"id": group.task.task_id, "info": json_of(group.task.data)}}
-        # A rollout without a model call has a trace without nodes, which says how it ended.
+        # A rollout without a model call has a trace without nodes, which records how the rollout ended.
         trajectories: Sequence[Trajectory | None] = episode.trajectories or [None]
         work = {"type": "eval" if episode.is_validation else "train", "step": group.step}
         yield {
@@ -137,7 +137,7 @@ def _call(step: Step, node: int) -> Row:
 
 
 def _native(message: JsonMessage) -> Row:
-    """Returns a message as one of theirs; `_message` says whether that is exact."""
+    """Converts a message to the format of verifiers; `_message` checks whether the result is exact."""
     role, content = message["role"], message.get("content")
     if isinstance(content, list):
         content = [part for part in content if isinstance(part, Mapping) and part.get("type") in ("text", "image_url")]
@@ -189,7 +189,7 @@ def _tool(native: Mapping[str, Any]) -> Row:
 
 
 def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
-    """Yields one trajectory per trace; each sampled node is a step."""
+    """Yields one trajectory per trace; each sampled node becomes a step."""
     for one in located:
         if not isinstance(one.row.get("traces"), list) or not isinstance(one.row.get("task"), dict):
             raise ConfigError(
@@ -231,7 +231,7 @@ def _episode(one: Located, losses: Losses) -> Iterator[Imported]:
 
 
 def _theirs(imported: Imported, trace: Mapping[str, Any], row: Mapping[str, Any], losses: Losses) -> None:
-    """Adds what a trace of others says about its rollout."""
+    """Adds the facts that a third-party trace has about its rollout."""
     rewards = [reward for reward in (trace.get("rewards") or {}).values() if reward is not None]
     if rewards:
         losses.add("trace.rewards (several, added up)", len(rewards) > 1)

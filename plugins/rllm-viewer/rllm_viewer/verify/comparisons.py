@@ -22,7 +22,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 def read_summary(run_dir: Path, replay: Replay, found: Verification) -> dict[str, Any] | None:
-    """Reads ``summary.json`` of the last launch, None if it was killed; sets the status of the run."""
+    """Reads ``summary.json`` of the last launch (None after a kill), and sets the status of the run."""
     path = run_dir / "summary.json"
     starts = _starts(run_dir, found)
     if starts is not None and starts < found.incarnations:
@@ -37,7 +37,7 @@ def read_summary(run_dir: Path, replay: Replay, found: Verification) -> dict[str
         is_counted = began or "books_by_reason" in summary
         started = found.incarnations if starts is None else starts
         if incarnation + 1 < started and not replay.is_current:
-            return None  # earlier versions left the previous launch's file
+            return None  # earlier versions left the previous launch's file in place
         if started not in ((incarnation + 1,) if is_counted else (incarnation, incarnation + 1)):
             found.problem(f"summary.json has incarnation {incarnation}, but plugins.json has {started} launch(es)")
         if status not in STATUSES:

@@ -10,11 +10,11 @@ from typing import Any
 from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.lines import Lines
 
-ROUNDING_SECONDS = 1e-6  # of each line
+ROUNDING_SECONDS = 1e-6  # per line
 
 
 def check_costs(run_dir: Path, summary: dict[str, Any], found: Verification) -> None:
-    """Checks the costs of all launches, with the lines that a resume has moved away: they were paid as well."""
+    """Checks the costs of all launches, including lines that a resume moved away, because they were paid as well."""
     if "costs" not in summary:
         return  # written by an earlier version
     sums: dict[str, Counter[str]] = defaultdict(Counter)

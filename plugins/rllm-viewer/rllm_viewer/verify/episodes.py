@@ -46,7 +46,7 @@ class Told:
             turns=len(steps),
             tokens=sum(len(step["completion_ids"]) for step in steps),
             weight_version=min(versions, default=None),
-            # Token rewards are float32, and so was their sum.
+            # Token rewards are float32, and so was the sum that the run computed.
             tolerance=FLOAT32_TOLERANCE if any(step.get("token_rewards") for step in steps) else RELATIVE_TOLERANCE,
             is_truncated=any(step["finish_reason"] == "length" for step in steps),
             is_sampled=len(versions) == len(steps),
@@ -76,7 +76,7 @@ class Told:
 
 
 def _reward(trajectory: dict[str, Any]) -> float | None:
-    """Returns the trajectory's reward, or the sum of its steps', plus its token rewards."""
+    """Returns the trajectory's reward, or the sum of its steps' rewards, plus its token rewards."""
     of_tokens = [math.fsum(s["token_rewards"]) for s in trajectory["steps"] if s.get("token_rewards") is not None]
     own = trajectory["reward"]
     of_steps = [step["reward"] for step in trajectory["steps"] if step["reward"] is not None]
@@ -120,7 +120,7 @@ def check_episode(found: Verification, place: str, episode: dict[str, Any], roll
 
 
 def of_step(kept: Sequence[tuple[dict[str, Any], list[Told]]], counted: dict[str, dict[int, bool]]) -> dict[str, Any]:
-    """Computes the metrics of an optimizer step that follow from its episodes, but not from events."""
+    """Computes the metrics of an optimizer step that follow from its episodes, not from events."""
     marked = [
         (told, marks[place])
         for episode, trajectories in kept

@@ -1,4 +1,4 @@
-"""Checks ``groups.jsonl``: which groups are in it, their rollouts and numbers, and the files beside it."""
+"""Checks ``groups.jsonl``: its groups, their rollouts and numbers, and the files that belong to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rllm_viewer.verify.records import Group, Rollout
 # The rules take turns; see "groups.jsonl" in docs/run-folder.md.
 RULES = ("first", "best", "worst", "divided")
 VALIDATION_TASKS = 4
-# Outcomes of rollouts by that of their group.
+# Possible outcomes of rollouts, by the outcome of their group.
 OUTCOMES = {
     "trained": ("trained", "filtered"),
     "filtered": ("filtered",),
@@ -30,11 +30,11 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What an event adds to ``groups.jsonl``: one group, or the groups of a validation.
+    """The lines that an event adds to ``groups.jsonl``: one group, or the groups of a validation.
 
     Attributes:
         expected: Expected fields of the line.
-        rollouts: Rollouts of the group, by id; of a validation, all of them, of which some are recorded.
+        rollouts: Rollouts of the group, by id; for a validation, all of its rollouts, only some of which are recorded.
         event: Number of the event, among those that add entries.
         most: Maximum number of lines.
     """
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def is_validation(self) -> bool:
-        """Whether it is a validation."""
+        """Whether the entry belongs to a validation."""
         return bool(self.expected["outcome"] == "validation")
 
 
@@ -55,7 +55,7 @@ class ExpectedGroups:
     """The entries that follow from the events.
 
     Attributes:
-        per_step: Number of groups to record of each step; None if no event says it.
+        per_step: Number of groups to record per step; None if no event has it.
         entries: Entries in order.
     """
 
@@ -75,7 +75,7 @@ class ExpectedGroups:
         self._not_trained_group(group, reason, failed, step)
 
     def _not_trained_group(self, group: Group, reason: str, failed: Mapping[str, int], step: int) -> None:
-        """Adds a group that is not trained if it is the 1st, 2nd, 4th, 8th ... of its reason."""
+        """Adds an untrained group if it is the 1st, 2nd, 4th, 8th ... with its reason."""
         if not self.per_step:
             return
         is_failed = reason == "incomplete_group" and failed
@@ -175,9 +175,9 @@ class Groups:
         self._check_texts(run_dir / "tokens.jsonl")
 
     def _kept(self, number: int) -> dict[str, Any] | None:
-        """Returns the entry of the index of a line, after a comparison with the file itself."""
+        """Returns the index entry of a line, after comparing it with the file itself."""
         if number > len(self.index.objects) and self.found.status != "completed":
-            return None  # the run ended between the two lines, or while it was resumed
+            return None  # the run ended between the two lines, or while being resumed
         written = dict(self.index.objects[number - 1][1]) if number <= len(self.index.objects) else {}
         start, end = self.lines.ends[number - 1 : number + 1]
         expected = {"offset": start, "length": end - start - 1}
@@ -205,7 +205,7 @@ class Groups:
         if self._is_in_order:
             before = len(self.found.problems)
             self.found.compare(place, said, entry.expected)
-            self._is_in_order = len(self.found.problems) == before  # later lines would be wrong, too
+            self._is_in_order = len(self.found.problems) == before  # later lines would not match either
         if indexed is not None:
             self.found.compare(f"groups_index.jsonl line {number}", indexed, _indexed(group, said), place)
         for rollout in group.rollouts:
@@ -231,11 +231,11 @@ class Groups:
             )
 
     def _close_entries(self, group: RecordedGroup | None) -> None:
-        """Ends the current entry, and a validation without lines, if ``group`` is not of it."""
+        """Ends the current entry, and a validation without lines, if ``group`` does not belong to it."""
         while self._entry is not None:
             entry, lines = self._entry, len(self._in_entry)
             is_over = lines >= entry.most
-            if entry.is_validation and lines and not is_over:  # with fewer tasks, it has fewer lines
+            if entry.is_validation and lines and not is_over:  # a validation with fewer tasks has fewer lines
                 is_over = group is None or group.outcome != "validation" or group.step != entry.expected["step"]
             if not is_over:
                 return

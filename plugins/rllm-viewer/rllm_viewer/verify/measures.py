@@ -15,12 +15,12 @@ SHARES = ("groups_solved_by_none", "groups_solved_by_some", "groups_solved_by_al
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Returns the mean; None without values, because unknown metrics are absent."""
+    """Returns the mean, or None without values, because unknown metrics are absent."""
     return math.fsum(values) / len(values) if values else None
 
 
 def solved_by(outcomes: Iterable[Outcome]) -> str | None:
-    """Returns the share that a group counts towards; None if no rollout has ``is_correct``."""
+    """Returns the share that a group counts toward; None if no rollout has ``is_correct``."""
     outcomes = list(outcomes)
     if any(outcome.parts is None for outcome in outcomes):
         return UNTOLD  # an earlier version wrote neither field
@@ -83,7 +83,7 @@ def _solved(groups: Sequence[Group], filtered: Counter[str | None]) -> dict[str,
 def _of_trajectories(groups: Sequence[Group]) -> dict[str, Any]:
     named = [parts for group in groups for parts in _members(group).values()]
     trained = [part for parts in named for part in parts]
-    # Consumed groups that were filtered count, too: they also measure the policy.
+    # Filtered groups among the consumed ones count, too, because they also measure the policy.
     gone_without = [outcome for group in groups if group.filtered is not None for outcome in group.ended_well]
     parts = [*trained, *(part for outcome in gone_without for part in outcome.parts or () if part.turns)]
     rewards: dict[str, list[float]] = defaultdict(list)
@@ -122,7 +122,7 @@ def counted_places(groups: Sequence[Group]) -> dict[str, dict[int, bool]] | None
     """Finds the trajectories that count for a step's metrics, and whether each was trained.
 
     Returns:
-        Whether it was trained, by rollout id and position of the trajectory; None if no event records this.
+        Whether each trajectory was trained, by rollout id and trajectory position; None if no event records this.
     """
     places: dict[str, dict[int, bool]] = defaultdict(dict)
     for group in groups:

@@ -22,7 +22,7 @@ class Part:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Part:
-        """Reads it from an event."""
+        """Reads the trajectory from an event."""
         return cls(**{name: written[name] for name in cls.__slots__})
 
 
@@ -38,7 +38,7 @@ class Outcome:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Outcome:
-        """Reads it from an event."""
+        """Reads the outcome from an event."""
         parts = written.get("trajectories")
         return cls(
             rollout=written["rollout"],
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the attempt failed, so that it tells nothing about the policy."""
+        """Whether the attempt failed, and so measures nothing about the policy."""
         return self.reason in FAILURES
 
 
@@ -78,7 +78,7 @@ class Group:
     members: dict[str, list[tuple[int, int]]] | None = None
 
     def score(self, rewards: Mapping[str, float | None]) -> None:
-        """Gives the rollouts the rewards of a ``score`` event, which replace those of their ``finish`` events."""
+        """Replaces the rewards of the rollouts' ``finish`` events with those of a ``score`` event."""
         for index, outcome in self.outcomes.items():
             if outcome.rollout in rewards:
                 reward = rewards[outcome.rollout]
@@ -108,8 +108,8 @@ class Block:
 
     Attributes:
         step: Value of the field ``step``.
-        is_validation: Whether it is a validation.
-        total: Number of episodes, of which some are kept.
+        is_validation: Whether a validation wrote it.
+        total: Number of episodes, only some of which are kept.
         wanted: Maximum number of episodes to keep; None if no event records it.
         episodes: The episodes in order; None if no event records them.
         expected: Metrics of the step that follow from events.

@@ -11,7 +11,7 @@ from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.groups import ExpectedGroups
 from rllm_viewer.verify.records import Block, Group, Outcome, Snapshot
 
-# Every rollout ends in one of them; the names are keys of ``books`` in summary.json.
+# Every rollout has one of these outcomes; the names are keys of ``books`` in summary.json.
 OUTCOMES = ("trained", "filtered", "failed", "cancelled")
 
 
@@ -51,13 +51,13 @@ class RunState:
         self._left_out = left_out
         self._wanted: int | None = None
         self._planned_steps = training.steps
-        self._again: set[int] = set()  # cancelled, to be dispatched again
+        self._again: set[int] = set()  # cancelled groups that must be dispatched again
         self._next_ordinal = 0
         self._running: dict[str, tuple[int, int]] = {}
         self._finished: tuple[str, str] | None = None  # rollout and task of the previous line
         self._started: set[str] = set()
         self._failed: dict[str, str] = {}  # task by failed rollout whose error line must follow
-        self._errors: set[str] = set()  # of validation rollouts, since the previous validation
+        self._errors: set[str] = set()  # errors of validation rollouts since the previous validation
         self._filtered: Counter[str | None] = Counter()  # groups since the previous step, by share
         self._lost: Counter[str] = Counter()  # consecutive groups of a task lost to failures
         self._epoch = -1
@@ -86,14 +86,14 @@ class RunState:
             self._problem(what)
 
     def _check_live(self, holds: bool, what: str, event: dict[str, Any]) -> None:
-        """Checks a version against the live one; reports once per sync, because a missing sync affects all."""
+        """Checks a version against the live one; reports once per weight sync, because a missing sync affects all."""
         if not holds and not self._is_doubted:
             self._is_doubted = True
             self._problem(f"{what} has weight_version {event['weight_version']}, live is {self.found.weight_version}")
 
     def _check_versions(self, outcome: Outcome, event: dict[str, Any]) -> None:
-        """Checks that no future version sampled; older ones may, because engines may have replicas."""
-        # An engine may sample with new weights just before the sync event is written.
+        """Checks that no future version sampled a rollout; older versions may, because engines may have replicas."""
+        # An engine may sample with new weights just before the event of the weight sync is written.
         is_syncing = self.training.partial_rollout and self._synced_step < self.found.steps
         live, version = self.found.weight_version + is_syncing, outcome.weight_version
         self._check_live(version is None or version <= live, f"finish of rollout {outcome.rollout}", event)

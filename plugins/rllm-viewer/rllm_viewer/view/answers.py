@@ -1,4 +1,4 @@
-"""Answers to the requests of the page: the same for the server and for a page that is written to a file."""
+"""Answers the page's requests, for the server and for a page written to a file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBER = r"(\d{1,15})"
 
 
 class Answers:
-    """Answers of some runs.
+    """Answers requests about some runs.
 
     Args:
-        runs: Runs in the order of the command line.
+        runs: Runs, in the order of the command line.
     """
 
     def __init__(self, runs: Sequence[ViewedRun]) -> None:
@@ -40,7 +40,7 @@ class Answers:
         """Returns the answer to a request as JSON.
 
         Raises:
-            NotFound: If there is nothing at the path.
+            NotFound: If the path does not exist.
         """
         for pattern, route in self._routes.items():
             if match := re.fullmatch(pattern, path, re.ASCII):
@@ -48,7 +48,7 @@ class Answers:
         raise NotFound(f"there is nothing at {path}")
 
     def searched(self, path: str) -> ViewedRun | None:
-        """Returns the run that a request searches; None if it is another request."""
+        """Returns the run that a request searches; None if the request is not a search."""
         match = re.fullmatch(rf"/api/run/{_NUMBER}/search", path, re.ASCII)
         return self._run(int(match[1])) if match else None
 

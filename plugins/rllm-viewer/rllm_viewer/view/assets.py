@@ -1,4 +1,4 @@
-"""Files of the page, which are served as they are."""
+"""The files of the page, served unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-# Nothing is loaded from elsewhere, and text can neither become a script nor an element.
+# The page loads nothing from other hosts, and text can become neither a script nor an element.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -35,7 +35,7 @@ def _files() -> dict[str, File]:
 
 
 def _preloaded(page: bytes, files: Mapping[str, File]) -> bytes:
-    """Returns the page with all modules named, so that a browser asks for them at once and not one after another."""
+    """Returns the page with a preload of every module, so that a browser requests them all at once."""
     names = sorted(path[1:] for path, file in files.items() if file.content_type == TYPES[".js"])
     links = "".join(f'<link rel="modulepreload" href="{name}">\n    ' for name in names)
     return page.replace(b"<script", links.encode() + b"<script", 1)

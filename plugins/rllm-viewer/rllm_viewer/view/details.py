@@ -1,4 +1,4 @@
-"""A group as the page shows it: the task, the prompt once, and what is new in each call of each rollout."""
+"""A group as the page shows it: the task, the prompt once, and the new messages of each rollout's calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of_group(
     Args:
         identity: Position of the group in its file.
         group: The group.
-        timings: Lines of ``group_timings.jsonl`` of its rollouts, by their id.
+        timings: Lines of ``group_timings.jsonl`` for its rollouts, by rollout id.
         texts: Text of each token id, for responses in which the parser found nothing.
     """
     names = ("step", "group", "kept", "outcome", "reason", "weight_version")
@@ -46,7 +46,7 @@ def of_group(
 
 
 def _openings(group: RecordedGroup) -> list[Json | None]:
-    """Returns for each trajectory number the first messages, if all rollouts that have it share them."""
+    """Returns the first messages of each trajectory number, where all rollouts share them."""
     longest = max((len(rollout.episode.trajectories) for rollout in group.rollouts), default=0)
     found: list[Json | None] = []
     for at in range(longest):
@@ -145,7 +145,7 @@ def _step(step: Step, texts: Mapping[int, str]) -> Json:
 
 
 def _spread(numbers: Any) -> list[float] | None:
-    """Returns the lowest number, the mean and the highest one; None for a step that was not trained."""
+    """Returns the lowest number, the mean and the highest; None for a step that was not trained."""
     if numbers is None or not len(numbers):
         return None
     return [float(np.min(numbers)), float(np.mean(numbers)), float(np.max(numbers))]

@@ -1,6 +1,6 @@
-"""Facts about each rollout, by which the viewer lists and filters groups, read from a line of ``groups.jsonl``.
+"""Facts about each rollout, read from a line of ``groups.jsonl``, by which the viewer lists and filters groups.
 
-Only the fields that are needed are decoded, so that the index of a long run takes seconds.
+It decodes only the fields that it needs, so that indexing a long run takes seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Rollout(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         index: Index among the rollouts of its group.
-        end: Why it ended, a `rllm_core.types.TerminationReason`.
+        end: Its `rllm_core.types.TerminationReason`.
         outcome: ``trained``, ``filtered``, ``failed`` or ``validation``.
-        tokens: Sampled tokens.
-        breaks: Reasons of its segment breaks.
-        cut: Whether a completion ended at the limit of tokens.
-        tools: Names of the tools that it called.
+        tokens: Number of sampled tokens.
+        breaks: Reasons for its segment breaks.
+        cut: Whether a completion was truncated at the token limit.
+        tools: Names of the tools it called.
         versions: Oldest and latest weight version that sampled it; empty if the policy sampled none of it.
         advantage: Mean advantage of the trained tokens, or None.
-        answered: Whether its last text has the ``answer`` of the task's data; None if there is none.
+        answered: Whether its last text contains the ``answer`` in the task's data; None if there is none.
     """
 
     index: int
@@ -51,7 +51,7 @@ class Rollout(msgspec.Struct, omit_defaults=True):
 
 
 class Group(msgspec.Struct):
-    """One group in a list; ``rollouts`` is None as long as only its entry in the index is known.
+    """One group in a list; ``rollouts`` is None while only its index entry is known.
 
     Attributes:
         id: Position of its line in ``groups.jsonl``, in bytes.
@@ -87,7 +87,7 @@ class Entry(msgspec.Struct):
     solved: list[bool | None]
 
     def row(self) -> Group:
-        """Returns the group as a row, without facts about its rollouts."""
+        """Returns the group as a row without facts about its rollouts."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "offset"}
         return Group(id=self.offset, **fields)
 
@@ -102,7 +102,7 @@ class _Call(msgspec.Struct):
 
 class _Response(msgspec.Struct):
     tool_calls: list[_Call] | None = None
-    content: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # most of the line, and rarely read
+    content: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # most of the line, but rarely needed
 
 
 class _Step(msgspec.Struct):
@@ -209,7 +209,7 @@ def _facts(read: _Rollout, group: _Line) -> Rollout:
 
 
 def _has_answer(steps: list[_Step], answer: Any) -> bool | None:
-    """Returns whether the last text of a rollout has the answer of its task as words of its own."""
+    """Returns whether the last text of a rollout contains the task's answer as separate words."""
     wanted = str(answer).strip() if isinstance(answer, str | int | float) else ""
     if not wanted or not steps or not bytes(steps[-1].response.content):
         return None
@@ -220,7 +220,7 @@ def _has_answer(steps: list[_Step], answer: Any) -> bool | None:
 
 
 def _reward(trajectory: _Trajectory) -> float | None:
-    """Returns the total reward, as `rllm_core.types.Trajectory.total_reward` does; None without any."""
+    """Returns the total reward, like `rllm_core.types.Trajectory.total_reward`; None without any."""
     of_tokens = [_sum(step.token_rewards, step) for step in trajectory.steps if step.token_rewards is not None]
     of_steps = [step.reward for step in trajectory.steps if step.reward is not None]
     if trajectory.reward is not None:
@@ -235,7 +235,7 @@ def _sum(written: Any, step: _Step) -> float:
 
 
 def _mean(read: _Rollout) -> float | None:
-    """Returns the mean over the trained tokens; None if there are none."""
+    """Returns the mean over the trained tokens, or None."""
     total, count = 0.0, 0
     for trajectory, of_steps in zip(read.episode.trajectories, read.advantages, strict=False):
         for step, numbers in zip(trajectory.steps, of_steps, strict=False):

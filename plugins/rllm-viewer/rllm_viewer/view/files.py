@@ -1,4 +1,4 @@
-"""Files of a running run: what was added since the last look, without what is damaged."""
+"""Follows the files of an active run: reads the lines added since the last look, and skips damaged ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Json = dict[str, Any]
 
 
 class Added(msgspec.Struct):
-    """Lines of a file that are new.
+    """New lines of a file.
 
     Attributes:
-        rows: The lines that can be read.
-        next: Where the next look continues, in bytes.
-        broken: Lines that cannot be read.
+        rows: The readable lines.
+        next: Byte offset at which the next look continues.
+        broken: The unreadable lines.
         is_new: Whether the file has been cut back, so that earlier lines are no longer valid.
     """
 
@@ -32,7 +32,7 @@ class Added(msgspec.Struct):
 
 
 def added(path: Path, position: int, start: bytes | tuple[bytes, ...] = b"") -> Added:
-    """Reads the complete lines after a position that begin with (one of) ``start``; none if there is no file."""
+    """Reads the complete lines after a position that begin with (one of) ``start``; none if the file is missing."""
     found = Added([], position, 0, False)
     try:
         with path.open("rb") as file:
@@ -64,11 +64,11 @@ class _Spelled(msgspec.Struct):
 
 
 class Spelled:
-    """Texts of token ids in ``tokens.jsonl``, read as they come.
+    """Texts of token ids in ``tokens.jsonl``, read as the run adds them.
 
     Attributes:
         texts: Text of each token id.
-        bytes: Bytes of those that are not a whole text of their own, in hexadecimal.
+        bytes: Bytes, in hexadecimal, of tokens that are not a complete text on their own.
     """
 
     def __init__(self, run: Path) -> None:
@@ -79,7 +79,7 @@ class Spelled:
         self.bytes: dict[int, str] = {}
 
     def update(self) -> None:
-        """Reads the ids that are new."""
+        """Reads the new ids."""
         decode = msgspec.json.Decoder(_Spelled).decode
         with self._lock:
             for line in self._new_lines():
@@ -106,7 +106,7 @@ class Spelled:
 
 
 class Waited(msgspec.Struct):
-    """Weight versions that were live when a group was started, when its rollouts had ended, and when it was trained."""
+    """Weight versions that were live when a group started, when its rollouts ended, and when it was trained."""
 
     started: int
     complete: int | None = None
@@ -114,7 +114,7 @@ class Waited(msgspec.Struct):
 
 
 class Waits:
-    """How long groups waited, from ``events.jsonl``, by their position in the task stream."""
+    """Follows in ``events.jsonl`` how many weight versions groups waited, by position in the task stream."""
 
     _EVENTS = tuple(f'{{"event":"{name}",'.encode() for name in ("sync", "dispatch", "enqueue", "consume"))
 
@@ -126,14 +126,14 @@ class Waits:
         self._groups: dict[int, Waited] = {}
 
     def of(self, group: int | None) -> Waited | None:
-        """Returns what is known about a group; None if the events do not say when it was started."""
+        """Returns the versions of a group; None if the events do not record its start."""
         with self._lock:
             found = added(self._path, self._position, self._EVENTS)
             self._position = found.next
             if found.is_new:
                 self._version, self._groups = 0, {}
             for row in found.rows:
-                with contextlib.suppress(LookupError, TypeError):  # A group can be shown without its waits.
+                with contextlib.suppress(LookupError, TypeError):  # A group can be shown without its versions.
                     self._read(row)
             return None if group is None else self._groups.get(group)
 
@@ -154,7 +154,7 @@ class _Owner(msgspec.Struct):
 
 
 class Timings:
-    """Lines of ``group_timings.jsonl`` by rollout; only their places are kept in memory."""
+    """Lines of ``group_timings.jsonl`` by rollout; only their offsets are kept in memory."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / f"{TIMINGS}.jsonl"
@@ -163,7 +163,7 @@ class Timings:
         self._position = 0
 
     def of(self, rollouts: Iterable[str]) -> dict[str, Json]:
-        """Returns the lines of some rollouts by their id; a rollout without a readable line is left out."""
+        """Returns the lines of some rollouts by rollout id; leaves out rollouts without a readable line."""
         with self._lock:
             self._read()
             found: dict[str, Json] = {}
@@ -189,6 +189,6 @@ class Timings:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                with contextlib.suppress(ValueError):  # A group can be shown without its seconds.
+                with contextlib.suppress(ValueError):  # A group can be shown without its timings.
                     self._places[decode(line).rollout] = (self._position, len(line) - 1)
                 self._position += len(line)

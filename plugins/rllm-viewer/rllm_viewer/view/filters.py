@@ -1,4 +1,4 @@
-"""Filters of groups and rollouts by name, as in the address of the page; ``page/filters.js`` has the same."""
+"""Filters for groups and rollouts by name, as in the page's address; ``page/filters.js`` has the same filters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHOICES = {"solved": tuple(SOLVED), "cut": ("yes", "no")}
 
 
 def range_of(text: str) -> tuple[float, float] | None:
-    """Returns the bounds of a text such as ``3..9``, ``3..`` or ``..9``; None if it is none."""
+    """Returns the bounds of a text such as ``3..9``, ``3..`` or ``..9``; None if it is not a range."""
     match = _RANGE.fullmatch(text)
     if match is None or (not match[1] and not match[3]):
         return None
@@ -78,7 +78,7 @@ def parsed(written: Sequence[str]) -> dict[str, str]:
 
 
 def fitting(group: Group, wanted: dict[str, str]) -> list[int]:
-    """Returns the positions of a group's rollouts that pass all filters; none if its line cannot be read."""
+    """Returns the positions of a group's rollouts that pass all filters; empty if its line cannot be read."""
     return [
         position
         for position, rollout in enumerate(group.rollouts or ())

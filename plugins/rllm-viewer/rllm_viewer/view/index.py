@@ -1,6 +1,6 @@
-"""The index of a run's recorded groups: grows while the run goes on, and is kept for the next time the run is viewed.
+"""The index of a run's recorded groups: grows while the run is active, and is kept for the next viewing.
 
-``groups_index.jsonl`` says at once which groups there are; facts about their rollouts follow from ``groups.jsonl``.
+``groups_index.jsonl`` lists the groups at once; facts about their rollouts follow from ``groups.jsonl``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAIL_BYTES = 1 << 12
 
 
 class _Saved(msgspec.Struct):
-    """What is kept of an index: rows of all groups up to a position of ``groups.jsonl``."""
+    """The saved form of an index: rows of all groups up to a position of ``groups.jsonl``."""
 
     format: int
     position: int
@@ -35,14 +35,14 @@ class _Saved(msgspec.Struct):
 
 
 class Changes(msgspec.Struct):
-    """Rows that are new or changed since an earlier answer.
+    """New or changed rows since an earlier answer.
 
     Attributes:
         epoch: Number of times that the run was cut back; rows of another epoch are no longer valid.
-        next: Where the next answer continues.
+        next: Position at which the next answer continues.
         read: Bytes of ``groups.jsonl`` whose rollouts are known.
-        size: Bytes that are to be read; half a line at its end is not, since the run may have been killed.
-        broken: Positions of lines that cannot be read.
+        size: Bytes to read; an incomplete line at the end does not count, since the run may have been killed.
+        broken: Positions of unreadable lines.
     """
 
     epoch: int
@@ -58,10 +58,10 @@ class RunIndex:
 
     Args:
         run: Run folder.
-        cache: Folder for what is kept, or None to keep nothing.
+        cache: Folder in which to save the index, or None.
 
     Attributes:
-        give_way: Called before each group, for what must not wait until all are read.
+        give_way: Called before each group, so that urgent requests need not wait until all groups are read.
     """
 
     def __init__(self, run: Path, cache: Path | None) -> None:
@@ -97,7 +97,7 @@ class RunIndex:
             return [self._rows[identity] for identity in sorted(self._rows)]
 
     def changes(self, epoch: int, since: int) -> Changes:
-        """Returns the rows that changed after an earlier answer, or all of them if its epoch is over."""
+        """Returns the rows that changed after an earlier answer, or all rows if its epoch is over."""
         with self._changed:
             since = since if epoch == self._epoch else 0
             identities = dict.fromkeys(self._order[since:])
@@ -111,7 +111,7 @@ class RunIndex:
             )
 
     def update(self) -> None:
-        """Reads what the run has written since the last time. Other threads see the rows while it goes on."""
+        """Reads the lines that the run has added. Other threads see the rows while this continues."""
         with self._updating:
             if not self._rows and not self._position:
                 self._restore()
@@ -160,13 +160,13 @@ class RunIndex:
         self._order.append(row.id)
 
     def _restore(self) -> None:
-        """Restores what was kept, if the file still begins with the same groups."""
+        """Restores the saved index, if the file still begins with the same groups."""
         if self._cache is None:
             return
         try:
             saved = msgspec.json.decode(self._cache.read_bytes(), type=_Saved)
         except (OSError, ValueError):
-            return  # There is nothing, or it is of another version: the index is made anew.
+            return  # There is no saved index, or one of another version: index from the start.
         if saved.format == FORMAT and saved.tail == self._tail(saved.position):
             with self._changed:
                 self._position = self._saved = saved.position
@@ -180,12 +180,12 @@ class RunIndex:
             return
         rows = [row for row in self.rows() if row.id < self._position]
         saved = _Saved(FORMAT, self._position, self._tail(self._position), self._broken, rows)
-        with contextlib.suppress(OSError):  # A disk that is full or read-only costs only time, when it is opened next.
+        with contextlib.suppress(OSError):  # A full or read-only disk only costs time at the next opening.
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._cache, msgspec.json.encode(saved).decode())
 
     def _tail(self, position: int) -> str:
-        """Returns a hash of what is before a position; "" if the file is shorter."""
+        """Returns a hash of the bytes before a position; "" if the file is shorter."""
         try:
             with self._groups.open("rb") as file:
                 start = max(0, position - TAIL_BYTES)
@@ -197,14 +197,14 @@ class RunIndex:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the user in which indexes are kept."""
+    """Returns the user's folder for saved indexes."""
     given = os.environ.get("RLLM_CACHE_DIR")
     base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rllm-core"
     return base / "view"
 
 
 def _lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the complete lines after a position, each with its own; a run may be writing one more."""
+    """Yields the complete lines after a position, each with its own position; a run may be writing another."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Writes a part of a run as one file that opens from disk: the page with its data, which needs no server."""
+"""Writes part of a run to a single file, the page with its data, which opens from disk without a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPORT = re.compile(r"^export (async function|function|class|const) (\w+)", re.
 
 
 def write(run: ViewedRun, groups: Sequence[Group], file: Path) -> int:
-    """Writes groups of a run with the page that shows them, and returns the bytes of the file.
+    """Writes groups of a run into a copy of the page, and returns the size of the file in bytes.
 
     Raises:
         ConfigError: If the file would be too large, or cannot be written.
@@ -36,7 +36,7 @@ def write(run: ViewedRun, groups: Sequence[Group], file: Path) -> int:
 
 
 def _data(run: ViewedRun, groups: Sequence[Group]) -> str:
-    """Returns the answers to everything that the page may ask, compressed, as text."""
+    """Returns the answers to all requests that the page may send, compressed, as text."""
     answers = Answers([run])
     paths = ["/api/runs", "/api/run/0", "/api/run/0/steps"]
     paths += [f"/api/run/0/timing/{step}" for step in sorted({group.step for group in groups})]
@@ -83,14 +83,14 @@ def _page(name: str, data: str) -> str:
 
 
 def bundle() -> str:
-    """Returns the modules of the page as one script, each in a function of its own."""
+    """Returns the page's modules as one script, each in a function of its own."""
     done: dict[str, str] = {}
     _add("app", done)
     return "\n".join(["(() => {", '"use strict";', *done.values(), "})();"])
 
 
 def _add(name: str, done: dict[str, str]) -> None:
-    """Adds a module after those that it imports."""
+    """Adds a module after the modules that it imports."""
     source = assets.FILES[f"/{name}.js"].content.decode()
     for imported in _IMPORT.finditer(source):
         if imported[2] not in done:

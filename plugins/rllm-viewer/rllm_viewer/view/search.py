@@ -1,7 +1,7 @@
-"""Searches the texts of a run's recorded groups: ``python -m rllm_viewer.view.search RUN`` in a process of its own.
+"""Searches the texts of a run's recorded groups, as a process: ``python -m rllm_viewer.view.search RUN``.
 
-A regular expression can take forever, and a process can be ended. It reads the query as JSON from standard input, and
-writes a line of JSON for each rollout in which it is found, and others with the bytes searched so far.
+A regular expression can take forever, but a process can be killed. It reads the query as JSON from standard input. It
+writes one JSON line for each rollout that matches, and lines with the number of bytes searched so far.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SAID_EVERY_SECONDS = 0.2
 
 
 class Query(msgspec.Struct):
-    """What to search for.
+    """The query.
 
     Attributes:
         text: Text, or a regular expression.
         is_regex: Whether it is a regular expression.
-        is_exact: Whether upper and lower case differ.
+        is_exact: Whether case matters.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Query(msgspec.Struct):
         """Returns the compiled query.
 
         Raises:
-            ValueError: If it is not a regular expression.
+            ValueError: If the query is not a valid regular expression.
         """
         try:
             return re.compile(
@@ -49,14 +49,14 @@ class Query(msgspec.Struct):
 
 
 class Hit(msgspec.Struct):
-    """A rollout with the query.
+    """A rollout that matches the query.
 
     Attributes:
         id: Group of the rollout, as its position in ``groups.jsonl``.
         rollout: Position of the rollout in the group.
-        where: ``task``, ``error`` or the role of the message.
-        before: Text before the first place, as the one after it.
-        places: How often the query was found in the rollout.
+        where: ``task``, ``error`` or the message role.
+        before: Text before the first match; ``after`` is the text after it.
+        places: Number of matches in the rollout.
     """
 
     id: int
@@ -101,7 +101,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def hits(line: bytes, identity: int, pattern: re.Pattern[str]) -> Iterator[Hit]:
-    """Yields the rollouts of a group with the query.
+    """Yields the rollouts of a group that match the query.
 
     Raises:
         ValueError: If the line is damaged.
@@ -138,7 +138,7 @@ def hits(line: bytes, identity: int, pattern: re.Pattern[str]) -> Iterator[Hit]:
 def _of_trajectory(
     trajectory: _Trajectory, number: int, shared: dict[int, list[tuple[str, str]]]
 ) -> Iterator[tuple[str, str]]:
-    """Yields role and text of all messages; the first prompt may be that of an earlier rollout."""
+    """Yields role and text of all messages; the first prompt may be shared with an earlier rollout."""
     for position, step in enumerate(trajectory.steps):
         if position == 0 and step.prompt_ids is None:
             yield from shared.get(number, ())
@@ -177,7 +177,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def main(path: Path) -> None:
-    """Searches a file of groups, and writes what it finds to standard output."""
+    """Searches a file of groups, and writes the matches to standard output."""
     pattern = msgspec.json.decode(sys.stdin.buffer.read(), type=Query).pattern()
     output, said, position = sys.stdout.buffer, time.monotonic(), 0
     with path.open("rb") as file:
@@ -187,7 +187,7 @@ def main(path: Path) -> None:
             try:
                 found = list(hits(line, position, pattern))
             except ValueError:
-                found = []  # The index names the lines that cannot be read.
+                found = []  # The index reports unreadable lines.
             position += len(line)
             for hit in found:
                 output.write(msgspec.json.encode(hit) + b"\n")
@@ -200,5 +200,5 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()  # a server that is killed cannot end a search
+    die_with_parent()  # a killed server cannot end its search
     main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Serves the page and its data on this machine only: GET requests of a browser here, for the given folders."""
+"""Serves the page and its data of the given folders, and answers only GET requests from a browser on this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rllm_viewer.view.search import Query
 from rllm_viewer.view.viewed_run import NotFound, ViewedRun, encoded
 
 ADDRESS = "127.0.0.1"
-# A page of another site could be given our address under its own name, and would then see the answers.
+# Another site could point its own host name at our address; its page would then see the answers.
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 UPDATED_EVERY_SECONDS = 1.0
-# A page that is opened while a long run is read for the first time asks for some files, and comes first.
+# A page that is opened during the first read of a long run requests some files, and should not wait.
 GIVE_WAY_SECONDS = 0.1
 HEAD_START_SECONDS = 1.0
 SEARCH_SECONDS = 120.0
@@ -43,7 +43,7 @@ HEADERS = {
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Server of some runs, which keeps their indexes up to date.
+    """Serves some runs, and keeps their indexes up to date.
 
     Args:
         runs: Runs to show.
@@ -68,22 +68,22 @@ class ViewServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Address of the page."""
+        """URL of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def server_close(self) -> None:
-        """Stops serving, and updating the indexes."""
+        """Stops serving and updating the indexes."""
         self._closing.set()
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Reports errors, except that a browser has gone away."""
+        """Reports errors, except a browser that has closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
-        """Lets the indexes wait for the end of a request, and for what a page asks for next."""
+        """Pauses the indexing until a request ends, and shortly after, for the next requests of the page."""
         with self._asking:
             if path == "/":
                 self._opened = time.monotonic()
@@ -106,7 +106,7 @@ class ViewServer(ThreadingHTTPServer):
             for run in self.answers.runs:
                 try:
                     run.update()
-                except OSError as error:  # such as a folder that has been deleted
+                except OSError as error:  # such as a deleted folder
                     run.problem = f"{error.filename or run.path} cannot be read: {error.strerror or error}"
                 else:
                     run.problem = None
@@ -139,13 +139,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, str(error))
 
     def _only_get(self) -> None:
-        self.close_connection = True  # the body of the request is not read
+        self.close_connection = True  # the request body is not read
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "the viewer only reads: use GET")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _only_get
 
     def _search(self, run: ViewedRun, query: Mapping[str, str]) -> None:
-        """Passes the lines of a search on, and ends it if the browser goes away."""
+        """Forwards the lines of a search, and ends the search if the browser disconnects."""
         wanted = Query(query.get("q", ""), query.get("regex") == "1", query.get("exact") == "1")
         try:
             wanted.pattern()
@@ -203,11 +203,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Prints nothing: the terminal only has the address."""
+        """Logs nothing: the terminal shows only the address."""
 
 
 def opened(paths: Sequence[Path], port: int, cache: Path | None) -> ViewServer:
-    """Returns a server of some run folders.
+    """Returns a server for some run folders.
 
     Raises:
         OSError: If the port is not free.

@@ -1,4 +1,4 @@
-"""The tokens of a rollout as the page shows them: whole sequences as they were trained, with numbers of each token."""
+"""The tokens of a rollout as the page shows them: whole trained sequences, with numbers for each token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm_viewer.token_view import first_difference
 Json = dict[str, Any]
 
 DIGITS = 5
-# A single token with such a text is a control token: text that only spells it has several tokens.
+# A control token is a single token; ordinary text that spells the same takes several.
 CONTROL = re.compile(
     r"<[^\w\s/<>][^<>\s]*[^\w\s/<>]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_\w+)>|\[/?[A-Z_]{3,}\]"
 )
@@ -30,9 +30,9 @@ def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, str], pi
 
     Args:
         group: Group of the rollout.
-        position: Its position in the group.
+        position: Position of the rollout in the group.
         texts: Text of each token id.
-        pieces: Bytes of those that are only a part of a character, in hexadecimal.
+        pieces: Bytes, in hexadecimal, of tokens that are only part of a character.
     """
     rollout = group.rollouts[position]
     sequences = [
@@ -40,7 +40,7 @@ def of_rollout(group: RecordedGroup, position: int, texts: Mapping[int, str], pi
         for at, trajectory in enumerate(rollout.episode.trajectories)
         for positions in segments(trajectory.steps)
     ]
-    # In order, as the texts are in memory, because that is faster.
+    # Sorted like the texts in memory, because that is faster.
     used = np.unique([token for sequence in sequences for token in sequence["ids"]]).tolist()
     known = {token: text for token in used if (text := texts.get(token)) is not None}
     return {
@@ -69,7 +69,7 @@ def _sequence(rollout: RecordedRollout, at: int, trajectory: Trajectory, positio
 
 
 def _span(rollout: RecordedRollout, at: int, position: int, step: Step) -> Json:
-    """Returns a completion: where it is in its sequence, and its numbers."""
+    """Returns a completion: its position in its sequence, and its numbers."""
     start = len(step.prompt_ids)
     return {
         "call": position,
@@ -86,7 +86,7 @@ def _span(rollout: RecordedRollout, at: int, position: int, step: Step) -> Json:
 
 
 def _difference(group: RecordedGroup, rollout: RecordedRollout, sequences: Sequence[Json]) -> Json | None:
-    """Returns the first token in which a rollout differs from the worst one of its group; the worst, from the best."""
+    """Returns the first token in which a rollout differs from the group's worst; for the worst, from the best."""
     others = [each for each in best_and_worst(group) if each is not rollout]
     if not others:
         return None
@@ -114,7 +114,7 @@ def _of_step(numbers: Sequence[Sequence[Any]], at: int, position: int) -> Any:
 
 
 def _numbers(array: Any) -> float | list[float] | None:
-    """Returns one number if all are equal, which is the usual case for advantages."""
+    """Returns one number if all are equal, as advantages usually are, else the list."""
     if array is None or not len(array):
         return None
     rounded = np.round(np.asarray(array, np.float64), DIGITS)

@@ -1,4 +1,4 @@
-"""A run folder as the viewer answers about it: JSON data for each view of the page."""
+"""One run folder in the viewer: JSON data for each view of the page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALIDATION = b'{"event":"validation"'
 
 
 class NotFound(Exception):
-    """There is no such run, group or rollout."""
+    """The run, group or rollout does not exist."""
 
 
 class ViewedRun:
@@ -39,7 +39,7 @@ class ViewedRun:
         cache: Folder in which its index is kept, or None.
 
     Attributes:
-        problem: Why its index cannot be brought up to date, or None.
+        problem: Why its index cannot be updated, or None.
     """
 
     def __init__(self, path: Path, cache: Path | None) -> None:
@@ -52,21 +52,21 @@ class ViewedRun:
         self._waits = Waits(path)
 
     def update(self) -> None:
-        """Reads what the run has written since the last time.
+        """Reads the lines that the run has added.
 
         Raises:
-            OSError: If it cannot be read.
+            OSError: If a file cannot be read.
         """
         self.index.update()
         self._spelled.update()
 
     def summary(self) -> Json:
-        """Returns the run in short."""
+        """Returns a short summary of the run."""
         result = results.result_of(self.path)
         return asdict(result) | {"path": str(self.path), "name": self.name, "curve": list(result.curve)}
 
     def about(self) -> Json:
-        """Returns what is known about the whole run; of a damaged one, what can be read."""
+        """Returns the facts about the whole run; for a damaged run, those that can be read."""
         about: Json = {"settings": None, "summary": None, "findings": [], "problems": [], "empty": None}
         if self.problem is not None:
             about["problems"].append(self.problem)
@@ -79,7 +79,7 @@ class ViewedRun:
             try:
                 about[name] = read()
             except (UserError, *results.DAMAGED) as error:
-                shown = results.result_of(self.path).error  # The page has it from the summary of the run.
+                shown = results.result_of(self.path).error  # The page has this error from the run's summary.
                 if not str(error) or shown is None or str(error) not in shown:
                     about["problems"].append(f"{MISSING[name]}: {error}")
         if not len(self.index):
@@ -90,7 +90,7 @@ class ViewedRun:
         return about
 
     def steps(self, metrics: int, timings: int, events: int) -> Json:
-        """Returns the metrics, seconds and validations of all steps after positions in their files."""
+        """Returns the metrics, timings and validations of all steps after given positions in their files."""
         of_files = {
             "metrics": added(self.path / "metrics.jsonl", metrics),
             "timings": added(self.path / "timings.jsonl", timings),
@@ -104,7 +104,7 @@ class ViewedRun:
         """Returns a group with its rollouts.
 
         Raises:
-            NotFound: If the run has no such group, or cannot read it.
+            NotFound: If the run has no such group, or it cannot be read.
         """
         group = self._read(identity)
         timings = self._timings.of([rollout.episode.rollout_id for rollout in group.rollouts])
@@ -126,7 +126,7 @@ class ViewedRun:
         return token_details.of_rollout(group, position, self._spelled.texts, self._spelled.bytes)
 
     def episode(self, identity: int, position: int) -> Json:
-        """Returns a rollout as the data from which `rllm_core.types.Episode` restores it.
+        """Returns a rollout as the data from which `rllm_core.types.Episode` can restore it.
 
         Raises:
             NotFound: If there is no such rollout.
@@ -137,7 +137,7 @@ class ViewedRun:
         return group.rollouts[position].episode.model_dump(mode="json")
 
     def timing(self, step: int) -> Json:
-        """Returns the calls of all recorded rollouts of a step, and the seconds of the step."""
+        """Returns the calls of all recorded rollouts of a step, and the step's timings."""
         rows = [row for row in self.index.rows() if row.step == step]
         groups = []
         for row in rows:
@@ -163,7 +163,7 @@ class ViewedRun:
         try:
             return facts.rollout_ids(self._line(row))
         except ValueError:
-            return []  # The list of groups names the lines that cannot be read.
+            return []  # The list of groups reports unreadable lines.
 
     def _read(self, identity: int) -> RecordedGroup:
         row = self.index.row(identity)
@@ -185,5 +185,5 @@ class ViewedRun:
 
 
 def encoded(data: Any) -> bytes:
-    """Returns JSON; sequences of messages are lists, and numbers that are not finite null."""
+    """Returns JSON, with sequences of messages as lists and non-finite numbers as null."""
     return msgspec.json.encode(data, enc_hook=list)

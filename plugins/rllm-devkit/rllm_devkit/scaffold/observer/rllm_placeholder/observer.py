@@ -32,7 +32,7 @@ def on_episode_finished(episode: Episode) -> None:
 
 @hookimpl
 def on_batch_end(state: TrainerState, step: int, metrics: dict[str, float]) -> None:
-    """Writes what has happened since the last line."""
+    """Writes the reward, and how rollouts ended since the last line."""
     counts = ", ".join(f"{count} {reason}" for reason, count in _ended.most_common())
     reward = f"reward {metrics['reward_mean']:.3f}" if "reward_mean" in metrics else "no rewards"
     _write(state, f"step {step}: {reward}; rollouts: {counts or 'none'}")

@@ -8,13 +8,13 @@ from rllm_core.types import Task
 def score(task: Task, text: str) -> float:
     """Returns 1 for the answer, otherwise half the share of characters in the right place.
 
-    This runs in a child process with limits. An exception ends the rollout without a reward; an answer that cannot be
-    read is no exception, it earns 0.
+    This runs in a child process with limits. An exception ends the rollout without a reward; an unreadable answer does
+    not raise one, but earns 0.
 
     Args:
         task: Task of the rollout. ``task.data`` has its ``question`` and ``answer``. Columns that
             ``dataset.reward_columns`` names are in ``task.data["row"]``.
-        text: What the model wrote. Parse it, never run it.
+        text: Model output. Parse it, never run it.
     """
     answer, given = str(task.data["answer"]), text.strip()
     if given == answer:

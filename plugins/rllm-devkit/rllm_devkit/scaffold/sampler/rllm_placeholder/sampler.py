@@ -1,4 +1,4 @@
-"""``placeholder``: tasks that are solved come more rarely."""
+"""``placeholder``: draws solved tasks less often."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PlaceholderOptions(Section):
 
 
 class PlaceholderSampler(TaskSampler):
-    """Every task once per pass, in random order, without those that were solved in one of the last passes."""
+    """Draws every task once per pass, in random order, except tasks that were solved in one of the last passes."""
 
     options_model = PlaceholderOptions
     options: PlaceholderOptions
@@ -29,8 +29,8 @@ class PlaceholderSampler(TaskSampler):
         """Starts a run."""
         self._tasks, self._seed = len(tasks), seed
         self._passes = 0
-        self._left: list[int] = []  # of this pass
-        self._back_in: dict[int, int] = {}  # first pass with a solved task, by its position
+        self._left: list[int] = []  # tasks left in this pass
+        self._back_in: dict[int, int] = {}  # by task position: first pass in which a solved task returns
 
     def next(self, n: int) -> list[int]:
         """Returns the positions of the next ``n`` tasks."""
@@ -40,13 +40,13 @@ class PlaceholderSampler(TaskSampler):
         if not self._left:
             able = [task for task in range(self._tasks) if self._back_in.get(task, 0) <= self._passes]
             self._left = able or list(range(self._tasks))
-            # Seeds derive from the run's seed and from the state, so that a resumed run draws the same.
+            # The seed derives from the run's seed and from the state, so that a resumed run draws the same tasks.
             random.Random(f"{self._seed} {self._passes}").shuffle(self._left)
             self._passes += 1
         return self._left.pop()
 
     def observe(self, result: GroupResult) -> None:
-        """Takes the result of a task, which may come after those of later ones."""
+        """Records the result of a task, which may arrive after the results of later tasks."""
         if result.solved == 1.0:
             self._back_in[result.position] = self._passes + self.options.rest_passes
         elif result.solved is not None:

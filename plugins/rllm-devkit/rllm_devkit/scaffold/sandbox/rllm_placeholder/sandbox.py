@@ -19,7 +19,7 @@ from rllm_core.sandbox import CodeResult, Limits, Sandbox
 
 AT_ONCE = max(4, os.cpu_count() or 1)
 
-# Limits apply before the program is compiled. Output goes to files, so the limit of files also ends endless output.
+# Limits apply before the program is compiled. Output goes to files, so the file size limit also ends endless output.
 LAUNCHER = """\
 import resource, runpy, sys
 program, memory, output = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -45,7 +45,7 @@ class PlaceholderSandbox(Sandbox):
 
     def command(self, program: Path, limits: Limits) -> list[str]:
         """Returns the command line that runs a program; its working directory is an empty folder."""
-        numbers = (str(limits.memory_bytes), str(limits.output_bytes + 1))  # one more shows that it was exceeded
+        numbers = (str(limits.memory_bytes), str(limits.output_bytes + 1))  # one more byte shows an excess
         return [sys.executable, "-I", "-c", LAUNCHER, str(program), *numbers]
 
     async def run_python(self, source: str, *, stdin: str = "", limits: Limits | None = None) -> CodeResult:
@@ -54,7 +54,7 @@ class PlaceholderSandbox(Sandbox):
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, source, stdin, chosen)
 
     async def close(self) -> None:
-        """Does not wait for running programs, which end by their time limits."""
+        """Does not wait for running programs, which end at their time limits."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, source: str, stdin: str, limits: Limits) -> CodeResult:
@@ -95,13 +95,13 @@ class PlaceholderSandbox(Sandbox):
 
 
 def _ends(process: subprocess.Popen[bytes], wall_seconds: float) -> bool:
-    """Waits for a program, kills what is left of it, and returns whether it ended by itself."""
+    """Waits for a program, kills its remaining processes, and returns whether it ended by itself."""
     try:
         process.wait(wall_seconds)
         return True
     except subprocess.TimeoutExpired:
         return False
     finally:
-        with contextlib.suppress(ProcessLookupError):  # nothing is left
+        with contextlib.suppress(ProcessLookupError):  # no process is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -16,9 +16,9 @@ class PlaceholderOptions(Section):
 
 
 class PlaceholderScorer(GroupScorer):
-    """1 for the best rollout of a task, 0 for the worst, and the others evenly between; equal ones share their rank.
+    """Scores a task's best rollout 1, its worst 0, and the others evenly between; equal rollouts share a rank.
 
-    Rollouts are compared by their own reward, less what their length costs, so that the scores do not depend on the
+    Rollouts are compared by their own reward minus a cost for their length, so that the scores do not depend on the
     scale of the rewards.
     """
 
