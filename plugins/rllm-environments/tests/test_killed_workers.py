@@ -92,7 +92,7 @@ def rewards_of(events: list[dict]) -> dict[str, list]:
 @pytest.mark.parametrize(
     ("environment", "rollouts", "every_answers"),
     [
-        (LAKE, 320, 400),
+        (LAKE, 320, 200),
         pytest.param(LAKE, 10_080, 700, marks=pytest.mark.slow),
         pytest.param(SUM, 640, 150, marks=pytest.mark.slow),
     ],
