@@ -73,7 +73,7 @@ def test_the_dialog_of_the_help_is_accessible(server: ViewServer, new_page: Call
         page.wait_for_selector("dialog[open]")
         check(page)
         page.keyboard.press("Escape")
-        assert page.locator("dialog").count() == 0
+        page.wait_for_selector("dialog", state="detached")  # its removal follows the event that closes it
 
 
 def test_what_is_worth_a_look_is_accessible(server: ViewServer, new_page: Callable[..., Page]) -> None:
