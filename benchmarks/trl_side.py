@@ -22,12 +22,11 @@ from benchmarks import endless
 from benchmarks.real_vocabulary import peak_mb
 from benchmarks.sides import Gate, serve
 from benchmarks.trials import Row
-from benchmarks.workloads import WORKFLOWS, plugin_manager, run_config, training_tasks
+from benchmarks.workloads import WORKFLOWS, plugin_manager, prompt_of, run_config, training_tasks
 from rllm_core import providers
 from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
 from rllm_core.plugins import PluginManager
-from rllm_core.types import Task
 
 PROMPTS_COMPARED = 16
 
@@ -75,12 +74,6 @@ class _Rewards:
         if WORKFLOWS[self._workload] == "endless":
             return endless.even_share(text)
         return 0.0 if is_cut_off else sort.score(text.strip(), data["answer"])
-
-
-def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
-    """Returns the messages of the workflow's prompt."""
-    content = task.data["word"] if WORKFLOWS[workload] == "endless" else sort.prompt(task.data["word"])
-    return [{"role": "user", "content": content}]
 
 
 VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}

@@ -28,8 +28,8 @@ from benchmarks.peer_environments import ROOT
 from benchmarks.sides import Gate, SideError, serve
 from benchmarks.trials import Row
 from benchmarks.verl_processes import CLUSTER, SIDE_VARIABLE, Measured
-from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings, prompt_of
-from benchmarks.workloads import WORKFLOWS
+from benchmarks.verl_workloads import Workload, check_settings, main_ppo_settings
+from benchmarks.workloads import WORKFLOWS, prompt_of
 
 START_SECONDS = 900.0
 PROMPTS_COMPARED = 16

@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rllm_workflows.sort import prompt
-
 from benchmarks.peer_environments import ROOT
 from benchmarks.verl_processes import SIDE_VARIABLE
 from benchmarks.workloads import WORKFLOWS, plugin_manager, training_tasks
@@ -165,12 +163,6 @@ class Workload:
         """Tasks of all steps, in our order."""
         workflow = self.plugins.load(self.plugins.select(providers.WorkflowProvider, WORKFLOWS[self.name]))
         return training_tasks(workflow(), self.config)
-
-
-def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
-    """Returns the messages of the workflow's prompt."""
-    content = task.data["word"] if WORKFLOWS[workload] == "endless" else prompt(task.data["word"])
-    return [{"role": "user", "content": content}]
 
 
 def main_ppo_settings(workload: Workload, folder: Path) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rllm_workflows import sort
+
 from benchmarks import endless
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.assembly.tasks import TaskStream
@@ -79,6 +81,12 @@ def plugin_manager() -> PluginManager:
     plugins = PluginManager.from_environment()
     plugins.register(endless, "benchmarks")
     return plugins
+
+
+def prompt_of(workload: str, task: Task) -> list[dict[str, str]]:
+    """Returns the messages of the workflow's prompt."""
+    content = task.data["word"] if WORKFLOWS[workload] == "endless" else sort.prompt(task.data["word"])
+    return [{"role": "user", "content": content}]
 
 
 def run_config(

@@ -129,20 +129,20 @@ def block_causal_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Entry point for transformers; see ``sdpa_attention_forward`` for the arguments."""
-    has_kernels = fast.fits(query) and kernels_agree()
     fits = (
         attention_mask is None
         and torch.is_grad_enabled()
         and query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype == torch.float32
         and query.shape[2] == key.shape[2]
-        and query.shape[2] in (KERNEL_TOKENS if has_kernels else TOKENS)
         and query.shape[3] == value.shape[3]
         and dropout == 0
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         and all(options.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
     )
-    if not fits:
+    # Last, because this compiles the kernels, which nothing but training needs.
+    has_kernels = fits and fast.fits(query) and kernels_agree()
+    if not fits or query.shape[2] not in (KERNEL_TOKENS if has_kernels else TOKENS):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
         )

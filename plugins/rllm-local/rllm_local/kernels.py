@@ -14,7 +14,9 @@ from typing import Any
 import numba
 import numpy as np
 
+from rllm_local import fast
 from rllm_local import vectors as v
+from rllm_local.fast import LANES
 from rllm_local.starter import cache_dir
 
 QUERIES = 8  # that training handles at once
@@ -24,7 +26,7 @@ two_zeros, many_zeros = v.zeros(2), v.zeros(QUERIES)
 
 def _kept(function: Any) -> Any:
     """Compiles a function that other modules call; keeps its code in a folder that no other code of it shares."""
-    sources = b"".join(Path(file).read_bytes() for file in (__file__, v.__file__))
+    sources = b"".join(Path(file).read_bytes() for file in (__file__, v.__file__, fast.__file__))
     before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
     numba.config.CACHE_DIR = str(cache_dir() / "kernels" / hashlib.sha256(sources).hexdigest()[:16])  # type: ignore[attr-defined]
     try:
@@ -50,21 +52,21 @@ def decode(queries, keys, values, padding, mixed, heads, groups, dim, length):  
     """
     rows = len(padding)
     room = len(keys) // (rows * heads * dim)
-    width = (length + v.LANES - 1) // v.LANES * v.LANES
+    width = (length + LANES - 1) // LANES * LANES
     scores = np.empty(2 * width, np.float32)
     for pair in range(rows * heads):
         first = padding[pair // heads]
-        start, base = first // v.LANES * v.LANES, pair * room * dim
+        start, base = first // LANES * LANES, pair * room * dim
         for group in range(0, groups, 2):
             query = (pair * groups + group) * dim
             stride = dim if group + 1 < groups else 0  # a single query is computed twice
             top0 = top1 = v.spread(HIDDEN)
-            for block in range(start, length, v.LANES):
+            for block in range(start, length, LANES):
                 even, odd = two_zeros(), two_zeros()
                 for d in range(0, dim, 2):
-                    at = base + block * dim + d * v.LANES
+                    at = base + block * dim + d * LANES
                     even = v.fma_tile(even, v.load(keys, at), queries, query + d, stride)
-                    odd = v.fma_tile(odd, v.load(keys, at + v.LANES), queries, query + d + 1, stride)
+                    odd = v.fma_tile(odd, v.load(keys, at + LANES), queries, query + d + 1, stride)
                 score0 = v.within(even[0] + odd[0], first - block, length - block, HIDDEN)
                 score1 = v.within(even[1] + odd[1], first - block, length - block, HIDDEN)
                 top0, top1 = v.largest(top0, score0), v.largest(top1, score1)
@@ -72,13 +74,13 @@ def decode(queries, keys, values, padding, mixed, heads, groups, dim, length):  
                 v.store(scores, width + block, score1)
             top0, top1 = v.spread(v.top_of(top0)), v.spread(v.top_of(top1))
             total0 = total1 = v.spread(ZERO)
-            for block in range(start, length, v.LANES):
+            for block in range(start, length, LANES):
                 weight0, weight1 = v.exp(v.load(scores, block) - top0), v.exp(v.load(scores, width + block) - top1)
                 total0, total1 = total0 + weight0, total1 + weight1
                 v.store(scores, block, weight0)
                 v.store(scores, width + block, weight1)
             share0, share1 = v.spread(ONE / v.sum_of(total0)), v.spread(ONE / v.sum_of(total1))
-            for d in range(0, dim, v.LANES):
+            for d in range(0, dim, LANES):
                 even, odd = two_zeros(), two_zeros()
                 last = first + (length - first) // 2 * 2
                 for p in range(first, last, 2):
@@ -95,18 +97,18 @@ def decode(queries, keys, values, padding, mixed, heads, groups, dim, length):  
 def _block(source, at, tokens, dim, blocks):  # type: ignore[no-untyped-def]
     """Copies ``(tokens, dim)`` numbers to blocks of 16 positions."""
     for p in range(tokens):
-        to = p // v.LANES * v.LANES * dim + p % v.LANES
+        to = p // LANES * LANES * dim + p % LANES
         for d in range(dim):
-            blocks[to + d * v.LANES] = source[at + p * dim + d]
+            blocks[to + d * LANES] = source[at + p * dim + d]
 
 
 @numba.njit
 def _multiply(left, blocks, dim, end, width, scores):  # type: ignore[no-untyped-def]
     """Writes the products of each row of ``left`` with the first ``end`` positions of blocks."""
-    for block in range(0, end, v.LANES):
+    for block in range(0, end, LANES):
         sums = many_zeros()
         for d in range(dim):
-            sums = v.fma_tile(sums, v.load(blocks, block * dim + d * v.LANES), left, d, dim)
+            sums = v.fma_tile(sums, v.load(blocks, block * dim + d * LANES), left, d, dim)
         for row in range(QUERIES):
             v.store(scores, row * width + block, sums[row])
 
@@ -114,7 +116,7 @@ def _multiply(left, blocks, dim, end, width, scores):  # type: ignore[no-untyped
 @numba.njit
 def _mix(scores, width, values, at, dim, end, mixed):  # type: ignore[no-untyped-def]
     """Writes the sums of values that are weighted by each row of ``scores``."""
-    for d in range(0, dim, v.LANES):
+    for d in range(0, dim, LANES):
         sums = many_zeros()
         for p in range(end):
             sums = v.fma_tile(sums, v.load(values, at + p * dim + d), scores, p, width)
@@ -125,7 +127,7 @@ def _mix(scores, width, values, at, dim, end, mixed):  # type: ignore[no-untyped
 @numba.njit
 def _add_outer(scores, width, rows, dim, end, sums, at):  # type: ignore[no-untyped-def]
     """Adds to each position the sum of ``rows``, weighted by their scores of it."""
-    for d in range(0, dim, v.LANES):
+    for d in range(0, dim, LANES):
         tile = v.load_tile(many_zeros(), rows, d, dim)
         for p in range(end):
             to = at + p * dim + d
@@ -148,7 +150,7 @@ def forward(queries, keys, values, mixed, norms, tokens, heads, groups, dim, sca
         dim: Numbers of a head, a multiple of 16.
         scaling: Scale of scores, float32.
     """
-    width = (tokens + v.LANES - 1) // v.LANES * v.LANES
+    width = (tokens + LANES - 1) // LANES * LANES
     blocks, scores = np.zeros(width * dim, np.float32), np.empty(QUERIES * width, np.float32)
     asking, answers = np.zeros(QUERIES * dim, np.float32), np.empty(QUERIES * dim, np.float32)
     for head in range(len(norms) // tokens):
@@ -162,16 +164,16 @@ def forward(queries, keys, values, mixed, norms, tokens, heads, groups, dim, sca
             _multiply(asking, blocks, dim, end, width, scores)
             for row in range(end - start):
                 seen, base, top, total = start + row + 1, row * width, v.spread(HIDDEN), v.spread(ZERO)
-                for block in range(0, seen, v.LANES):
+                for block in range(0, seen, LANES):
                     top = v.largest(top, v.within(v.load(scores, base + block), 0, seen - block, HIDDEN))
                 highest = v.top_of(top)
-                for block in range(0, seen, v.LANES):
+                for block in range(0, seen, LANES):
                     weight = v.within(v.exp(v.load(scores, base + block) - v.spread(highest)), 0, seen - block, ZERO)
                     v.store(scores, base + block, weight)
                     total = total + weight
                 norms[head * tokens + start + row] = highest + np.float32(math.log(v.sum_of(total)))
                 share = v.spread(ONE / v.sum_of(total))
-                for block in range(0, seen, v.LANES):
+                for block in range(0, seen, LANES):
                     v.store(scores, base + block, v.load(scores, base + block) * share)
                 scores[base + seen : base + end] = ZERO
             _mix(scores, width, values, at, dim, end, answers)
@@ -185,7 +187,7 @@ def backward(  # type: ignore[no-untyped-def]
     queries, keys, values, mixed, norms, gradient, of_queries, of_keys, of_values, tokens, heads, groups, dim, scaling
 ):
     """Adds the gradients of `forward`, of which ``gradient`` belongs to ``mixed``, to zeros; computes weights again."""
-    width = (tokens + v.LANES - 1) // v.LANES * v.LANES
+    width = (tokens + LANES - 1) // LANES * LANES
     key_blocks, value_blocks = np.zeros(width * dim, np.float32), np.zeros(width * dim, np.float32)
     weights, of_scores = np.zeros(QUERIES * width, np.float32), np.zeros(QUERIES * width, np.float32)
     asking, of_mixed = np.zeros(QUERIES * dim, np.float32), np.zeros(QUERIES * dim, np.float32)
@@ -210,7 +212,7 @@ def backward(  # type: ignore[no-untyped-def]
                 # Rows after the last token see nothing.
                 seen, base = start + row + 1 if start + row < tokens else 0, row * width
                 norm, delta = v.spread(norms[head * tokens + min(start + row, tokens - 1)]), v.spread(deltas[row])
-                for block in range(0, seen, v.LANES):
+                for block in range(0, seen, LANES):
                     weight = v.within(v.exp(v.load(weights, base + block) - norm), 0, seen - block, ZERO)
                     v.store(weights, base + block, weight)
                     v.store(of_scores, base + block, weight * (v.load(of_scores, base + block) - delta))

@@ -16,7 +16,8 @@ from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 from numba.np.arrayobj import make_array
 
-LANES = 16
+from rllm_local.fast import LANES
+
 _FLOAT, _INDEX = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTEGERS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INDEX, LANES)
 # Coefficients of Cephes for exp(x) at |x| < log(2) / 2; the relative error is about 1e-7.
@@ -77,10 +78,18 @@ def _vector_at(builder: Any, array: Any, at: Any) -> Any:
     return builder.bitcast(builder.gep(array, [at]), _FLOATS.as_pointer())
 
 
+def _load(builder: Any, array: Any, at: Any) -> Any:
+    return builder.load(_vector_at(builder, array, at), align=4)
+
+
 def _spread(builder: Any, number: Any) -> Any:
     empty = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(empty, number, _INDEX(0))
     return builder.shuffle_vector(first, empty, _constant(0, _INTEGERS))
+
+
+def _spread_at(builder: Any, array: Any, at: Any) -> Any:
+    return _spread(builder, builder.load(builder.gep(array, [at])))
 
 
 @_returns(VECTOR)
@@ -92,7 +101,7 @@ def spread(builder: Any, number: Any) -> Any:
 @_returns(VECTOR)
 def load(builder: Any, array: Any, at: Any) -> Any:
     """Returns the vector at an offset."""
-    return builder.load(_vector_at(builder, array, at), align=4)
+    return _load(builder, array, at)
 
 
 @_returns(types.void)
@@ -153,8 +162,7 @@ def zeros(count: int) -> Any:
 def load_tile(builder: Any, tile: Any, array: Any, at: Any, stride: Any) -> Any:
     """Returns a tile of the vectors at ``at + n * stride``, with as many as another tile."""
     for index in range(tile.type.count):
-        loaded = builder.load(_vector_at(builder, array, at), align=4)
-        tile, at = builder.insert_value(tile, loaded, index), builder.add(at, stride)
+        tile, at = builder.insert_value(tile, _load(builder, array, at), index), builder.add(at, stride)
     return tile
 
 
@@ -162,7 +170,7 @@ def load_tile(builder: Any, tile: Any, array: Any, at: Any, stride: Any) -> Any:
 def fma_tile(builder: Any, tile: Any, value: Any, array: Any, at: Any, stride: Any) -> Any:
     """Adds ``value * array[at + n * stride]`` to each vector n of a tile."""
     for index in range(tile.type.count):
-        factor = _spread(builder, builder.load(builder.gep(array, [at])))
+        factor = _spread_at(builder, array, at)
         added = _call(builder, "fma", value, factor, builder.extract_value(tile, index))
         tile, at = builder.insert_value(tile, added, index), builder.add(at, stride)
     return tile
@@ -172,7 +180,7 @@ def fma_tile(builder: Any, tile: Any, value: Any, array: Any, at: Any, stride: A
 def fma_sum(builder: Any, value: Any, tile: Any, array: Any, at: Any, stride: Any) -> Any:
     """Adds the sum of ``vector n * array[at + n * stride]`` over a tile to a vector."""
     for index in range(tile.type.count):
-        factor = _spread(builder, builder.load(builder.gep(array, [at])))
+        factor = _spread_at(builder, array, at)
         value = _call(builder, "fma", builder.extract_value(tile, index), factor, value)
         at = builder.add(at, stride)
     return value

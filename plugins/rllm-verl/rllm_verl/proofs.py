@@ -29,7 +29,6 @@ class Proofs:
         self._every = every
         self._numbers_every = numbers_every
         self._syncs = 0
-        self._checks = 0
 
     async def check(self, version: int) -> dict[str, float]:
         """Checks all servers, if a check is due at this sync.
@@ -40,14 +39,13 @@ class Proofs:
         Raises:
             RunError: If a server does not have the trainer's weights.
         """
-        is_due = self._syncs % self._every == 0
+        checks, since = divmod(self._syncs, self._every)
         self._syncs += 1
-        if not is_due:
+        if since:
             return {}
         metrics = {} if self._identity is None else await self._identity.check(version)
-        if self._checks < FIRST_CHECKS or self._checks % self._interval == 0:
+        if checks < FIRST_CHECKS or checks % self._interval == 0:
             metrics |= await self._canary.check(version)
-        self._checks += 1
         return metrics
 
     @property
