@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rllm_renderers.chat_template import ChatTemplateParser
-from rllm_verl.canary import COMPLETIONS, TOKENS, Canary, sync_tolerance
+from rllm_verl.canary import COMPLETIONS, TOKENS, TOKENS_AFTER_PROOF, Canary, sync_tolerance
 from rllm_verl.engine import VerlEngine
 from rllm_verl.servers import OneServer
 from verl_runs import run_config
@@ -98,6 +98,7 @@ def check(
     parser: BaseParser,
     config: RunConfig,
     trainer: Callable[[Sequence[int]], Floats] = logprobs,
+    tokens: int = TOKENS,
 ) -> dict[str, float]:
     """Checks the servers once."""
     engines = {
@@ -110,19 +111,22 @@ def check(
     async def compute(samples: Sequence[TrainingSample]) -> list[Floats]:
         return [trainer(sample.token_ids[sample.loss_mask].tolist()) for sample in samples]
 
-    return asyncio.run(Canary(engines, config, compute).check(VERSION))
+    return asyncio.run(Canary(engines, config, compute).check(VERSION, tokens))
 
 
-def test_every_server_is_asked_for_enough_tokens(parser: BaseParser, config: RunConfig) -> None:
+@pytest.mark.parametrize(("tokens", "total"), [(TOKENS, 128), (TOKENS_AFTER_PROOF, 32)])
+def test_every_server_is_asked_for_enough_tokens(
+    tokens: int, total: int, parser: BaseParser, config: RunConfig
+) -> None:
     servers = [Server(number, rounded) for number in range(8)]
-    metrics = check(servers, parser, config)
+    metrics = check(servers, parser, config, tokens=tokens)
     assert metrics == {
         "sync_logprob_difference": pytest.approx(0.02, abs=1e-5),
         "sync_logprob_difference_max": pytest.approx(0.02, abs=1e-5),
     }
     for server in servers:
         assert server.checks == 1
-        assert sum(request["max_tokens"] for request in server.requests) == COMPLETIONS * TOKENS == 128
+        assert sum(request["max_tokens"] for request in server.requests) == total
         assert len({request["id"] for request in server.requests}) == COMPLETIONS
         assert len({request["seed"] for request in server.requests}) == COMPLETIONS
         assert all(request["ignore_eos"] and not request["stop_token_ids"] for request in server.requests)
@@ -133,6 +137,12 @@ def test_one_stale_server_of_eight_ends_the_run_and_is_named(parser: BaseParser,
     with pytest.raises(RunError, match=r"version 7: .*128 tokens by 0.5 .*2 times, at server 5 of 8 servers.* = 0.1:"):
         check(servers, parser, config)
     assert [server.checks for server in servers] == [1] * 5 + [2] + [1] * 2
+
+
+def test_a_stale_server_is_found_with_few_tokens_too(parser: BaseParser, config: RunConfig) -> None:
+    servers = [Server(0, rounded), Server(1, stale)]
+    with pytest.raises(RunError, match=r"of 32 tokens by 0.5 .*2 times, at server 1 of 2 servers"):
+        check(servers, parser, config, tokens=TOKENS_AFTER_PROOF)
 
 
 def test_a_server_that_differs_only_once_is_good(parser: BaseParser, config: RunConfig) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rllm_verl.fingerprint import CHUNK, Fingerprint
+from rllm_verl.fingerprint import CHUNK, Fingerprint, fingerprints
 from rllm_verl.served import Served
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
@@ -23,38 +23,62 @@ HEAD, HIDDEN, WIDE, WORDS = 4, 16, 24, 10
 QUERIES, KEYS = 4, 2  # heads
 
 
+def fingerprint(tensor: torch.Tensor) -> Fingerprint:
+    [found] = fingerprints([tensor])
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 def test_every_changed_number_and_every_exchange_of_two_changes_the_checksum(dtype: torch.dtype) -> None:
     original = torch.arange(1, 301).to(dtype).view(3, 100)
-    checksum = Fingerprint.of(original).checksum
-    assert Fingerprint.of(original.clone()).checksum == checksum
+    checksum = fingerprint(original).checksum
+    assert fingerprint(original.clone()).checksum == checksum
     found = {checksum}
     for place in range(original.numel()):
         changed = original.clone().view(-1)
         changed[place] += 1 + changed[place] // 64  # the next number that a bfloat16 can be
-        found.add(Fingerprint.of(changed).checksum)
+        found.add(fingerprint(changed).checksum)
     assert len(found) == 301
     swapped = original[[1, 0, 2]]
-    assert Fingerprint.of(swapped).checksum != checksum
-    assert Fingerprint.of(swapped).norm == pytest.approx(Fingerprint.of(original).norm)
+    assert fingerprint(swapped).checksum != checksum
+    assert fingerprint(swapped).norm == pytest.approx(fingerprint(original).norm)
 
 
 def test_chunks_are_put_together() -> None:
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(2 * CHUNK + 7, generator=generator)
-    checksum = Fingerprint.of(whole).checksum
+    checksum = fingerprint(whole).checksum
     for place in (0, CHUNK - 1, CHUNK, 2 * CHUNK + 6):
         changed = whole.clone()
         changed[place] = torch.nextafter(changed[place], torch.tensor(torch.inf))
-        assert Fingerprint.of(changed).checksum != checksum
-    assert Fingerprint.of(whole).norm == pytest.approx(float(whole.double().norm()), rel=1e-4)
+        assert fingerprint(changed).checksum != checksum
+    assert fingerprint(whole).norm == pytest.approx(float(whole.double().norm()), rel=1e-4)
+
+
+def test_tensors_have_the_same_fingerprints_together_as_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5), (0,), (CHUNK - 7,), (2, 4), (CHUNK + 9,), (1,), (6,)]
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    tensors[3], tensors[5] = tensors[3].bfloat16(), tensors[5].long() + 1
+    together = fingerprints(iter(tensors))
+    alone = [fingerprint(tensor) for tensor in tensors]
+    assert [each.checksum for each in together] == [each.checksum for each in alone]
+    assert [each.norm for each in together] == pytest.approx([each.norm for each in alone])
+    assert len({each.checksum for each in together}) == len(tensors)
+
+
+def test_the_checksum_is_that_of_its_definition() -> None:
+    numbers = [3, -1, 2**40, 0]
+    expected = sum(number * (place * 0x9E3779B97F4A7C15 | 1) for place, number in enumerate(numbers)) % 2**64
+    together = fingerprints([torch.ones(5), torch.tensor(numbers), torch.tensor(numbers)])
+    assert [each.checksum for each in together[1:]] == [f"{expected:016x}"] * 2
 
 
 def test_values_decide_and_not_the_layout() -> None:
     matrix = torch.randn(6, 8)
-    assert Fingerprint.of(matrix.t().contiguous().t()) == Fingerprint.of(matrix)
-    assert Fingerprint.of(torch.empty(0)).norm == 0
-    assert Fingerprint.of(torch.zeros(2)).checksum != Fingerprint.of(torch.tensor([0.0, -0.0])).checksum
+    assert fingerprint(matrix.t().contiguous().t()) == fingerprint(matrix)
+    assert fingerprint(torch.empty(0)).norm == 0
+    assert fingerprint(torch.zeros(2)).checksum != fingerprint(torch.tensor([0.0, -0.0])).checksum
 
 
 # --------------------------------------------------------------------------------------------------------------------

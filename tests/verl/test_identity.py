@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rllm_verl.canary import TOKENS, TOKENS_AFTER_PROOF
 from rllm_verl.identity import WEIGHTS, Identity
 from rllm_verl.lora import Adapter
 from rllm_verl.proofs import Proofs
@@ -160,14 +161,16 @@ def test_the_first_syncs_are_always_checked_and_then_every_nth(
     every: int, numbers_every: int | None, compared_all: bool, identities: Iterable[int], numbers: Iterable[int]
 ) -> None:
     seen: dict[str, list[int]] = {"identity": [], "numbers": []}
+    asked: list[int] = []
 
     class Proof:
         def __init__(self, name: str) -> None:
             self.name = name
             self.compared_all = compared_all
 
-        async def check(self, version: int) -> dict[str, float]:
+        async def check(self, version: int, tokens: int | None = None) -> dict[str, float]:
             seen[self.name].append(version)
+            asked.extend([] if tokens is None else [tokens])
             return {self.name: 1.0}
 
     identity_proof: Any = Proof("identity")
@@ -175,15 +178,16 @@ def test_the_first_syncs_are_always_checked_and_then_every_nth(
     proofs = Proofs(identity_proof, canary, every, numbers_every)
     metrics = [asyncio.run(proofs.check(version)) for version in range(20)]
     assert seen == {"identity": list(identities), "numbers": list(numbers)}
+    assert asked == [TOKENS_AFTER_PROOF if compared_all and number > 1 else TOKENS for number in range(len(asked))]
     for name, versions in seen.items():
         assert [version for version, found in enumerate(metrics) if name in found] == versions
 
 
 def test_where_tensors_cannot_be_compared_numbers_always_are() -> None:
     class Numbers:
-        async def check(self, version: int) -> dict[str, float]:
-            return {"numbers": 1.0}
+        async def check(self, version: int, tokens: int) -> dict[str, float]:
+            return {"numbers": tokens}
 
     canary: Any = Numbers()
     proofs = Proofs(None, canary, 1, None)
-    assert [asyncio.run(proofs.check(version)) for version in range(20)] == [{"numbers": 1.0}] * 20
+    assert [asyncio.run(proofs.check(version)) for version in range(20)] == [{"numbers": TOKENS}] * 20

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from faulty_servers import VARIABLE, WORKER, Faults
+from rllm_verl.canary import TOKENS
 from sessions import Session, opened
 from verl_runs import ONE_PROCESS, SEPARATED, run_config
 
@@ -109,4 +110,6 @@ def test_adapters_whose_product_is_zero_are_told_apart_by_their_tensors_only(
         session.publish()
     proofs = session.backend._proofs
     assert proofs is not None
-    session.run(proofs._canary.check(session.version))  # log-probabilities are those of the base model, on all servers
+    session.run(
+        proofs._canary.check(session.version, TOKENS)
+    )  # log-probabilities are those of the base model, on all servers

@@ -23,6 +23,8 @@ PREFIX, BASE = "base_model.model.", ".base_layer"
 
 def gather(tensor: torch.Tensor, device: Any) -> torch.Tensor:
     """Returns the whole of a sharded tensor, on ``device``."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:  # its only rank has all of it
+        return tensor.to_local().detach().to(device)
     tensor = tensor.detach().to(device)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -17,7 +17,9 @@ from rllm_verl.settings import has_experts, verl_settings
 PROMPT = [{"role": "user", "content": "Say something."}]
 # Per server. Many short completions instead of a long one, because they are sampled together, and differ.
 COMPLETIONS = 8
+# Per completion; each takes a server a pass. Fewer where equal tensors have already proved that it received everything.
 TOKENS = 16
+TOKENS_AFTER_PROOF = 4
 # Default of verl.sync_tolerance, in nats, by verl.dtype; and the factor applied to it if the model has experts.
 TOLERANCES = {"float32": 0.01, "bfloat16": 0.1}
 EXPERTS_FACTOR = 2.0
@@ -48,8 +50,12 @@ class Canary:
         self._config = config
         self._compute = compute
 
-    async def check(self, version: int) -> dict[str, float]:
+    async def check(self, version: int, tokens: int) -> dict[str, float]:
         """Checks all servers after a weight sync. A server that differs too much is asked once more.
+
+        Args:
+            version: Weight version of the sync.
+            tokens: Tokens per completion.
 
         Returns:
             Metrics of the first comparison.
@@ -61,7 +67,7 @@ class Canary:
         suspects = list(self._engines)
         metrics: dict[str, float] = {}
         for attempt in range(ATTEMPTS):
-            found = await self._differences(suspects, version, attempt)
+            found = await self._differences(suspects, version, attempt, tokens)
             if not metrics:
                 metrics = {
                     "sync_logprob_difference": max(each.typical for each in found.values()),
@@ -79,10 +85,16 @@ class Canary:
             "too little precision"
         )
 
-    async def _differences(self, names: Sequence[str], version: int, attempt: int) -> dict[str, LogprobDifference]:
+    async def _differences(
+        self, names: Sequence[str], version: int, attempt: int, tokens: int
+    ) -> dict[str, LogprobDifference]:
         """Returns the differences per server name."""
         sampled = dict(
-            zip(names, await asyncio.gather(*(self._sampled(name, version, attempt) for name in names)), strict=True)
+            zip(
+                names,
+                await asyncio.gather(*(self._sampled(name, version, attempt, tokens) for name in names)),
+                strict=True,
+            )
         )
         together = [sample for samples in sampled.values() for sample in samples]
         computed = iter(await self._compute(together))
@@ -92,11 +104,11 @@ class Canary:
             differences[name] = LogprobDifference.between([next(computed) for _ in samples], theirs)
         return differences
 
-    async def _sampled(self, name: str, version: int, attempt: int) -> list[TrainingSample]:
+    async def _sampled(self, name: str, version: int, attempt: int, tokens: int) -> list[TrainingSample]:
         engine = self._engines[name]
         assert engine.parser is not None
         prompt = token_ids(engine.parser.render(PROMPT))
-        room = max(1, min(TOKENS, engine.max_model_tokens - len(prompt)))
+        room = max(1, min(tokens, engine.max_model_tokens - len(prompt)))
         params = SamplingParams(temperature=self._config.rollout.temperature, max_response_tokens=room)
         first = (version * ATTEMPTS + attempt) * COMPLETIONS
         outputs = await engine.get_token_outputs_from_token_input(

@@ -122,9 +122,10 @@ class VerlConfig(Section):
             gt=0,
             allow_inf_nan=False,
             description="Largest allowed difference between the log-probabilities of trainer and server, in nats: the "
-            "mean over 128 sampled tokens, without the largest eighth. Checked on every server after weight "
-            "syncs (see sync_numbers_every); the run ends if a server exceeds it twice. Defaults to 0.01 for float32 "
-            "and 0.1 for bfloat16, and to twice that for a mixture of experts.",
+            "mean over 128 sampled tokens (32 in later checks that compare all tensors that a sync sends), without the "
+            "largest eighth. Checked on every server after weight syncs (see sync_numbers_every); the run ends if a "
+            "server exceeds it twice. Defaults to 0.01 for float32 and 0.1 for bfloat16, and to twice that for a "
+            "mixture of experts.",
         ),
     ] = None
     sync_check_every: Annotated[

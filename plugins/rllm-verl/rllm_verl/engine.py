@@ -105,6 +105,7 @@ class VerlEngine(RolloutEngine):
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": True,  # only the parser's stop tokens end a completion
             "logprobs": True,
+            "detokenize": False,  # nothing reads the text
         }
         if self._sends_seeds:
             settings["seed"] = seed % MAX_SEED

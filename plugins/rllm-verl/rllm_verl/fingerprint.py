@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,21 +27,67 @@ class Fingerprint:
     checksum: str
     norm: float
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Fingerprint:
-        """Computes the fingerprint, in chunks on the tensor's device."""
-        flat = tensor.detach().contiguous().flatten()
-        bits = flat.view(BITS[flat.element_size()])
-        sums, squares = [], []
-        for start in range(0, len(flat), CHUNK):
-            positions = torch.arange(start, min(start + CHUNK, len(flat)), dtype=torch.int64, device=flat.device)
-            sums.append((bits[start : start + CHUNK].to(torch.int64) * ((positions * MULTIPLIER) | 1)).sum())
-            squares.append(flat[start : start + CHUNK].float().square().sum())
-        if not sums:
-            return cls("0" * 16, 0.0)
-        total = int(torch.stack(sums).sum())
-        return cls(f"{total % 2**64:016x}", float(torch.stack(squares).sum().sqrt()))
-
     def to_json(self) -> dict[str, Any]:
         """Returns the fingerprint as a JSON object."""
         return {"checksum": self.checksum, "norm": self.norm}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive numbers of one tensor.
+
+    Attributes:
+        tensor: Index of the tensor.
+        start: Position of the first number in it.
+        values: ``(numbers,)``
+    """
+
+    tensor: int
+    start: int
+    values: torch.Tensor
+
+    def positions(self) -> torch.Tensor:
+        """Returns the position of each number in the tensor."""
+        return torch.arange(self.start, self.start + len(self.values), dtype=torch.int64, device=self.values.device)
+
+
+def fingerprints(tensors: Iterable[torch.Tensor]) -> list[Fingerprint]:
+    """Computes fingerprints on the tensors' devices.
+
+    Adapters are many small tensors, for which calling torch takes longer than adding up, so they are taken together.
+    """
+    sums: dict[int, int] = defaultdict(int)
+    squares: dict[int, float] = defaultdict(float)
+    for group in _groups(tensors):
+        values = torch.cat([piece.values for piece in group])
+        positions = torch.cat([piece.positions() for piece in group])
+        bits = values.view(BITS[values.element_size()]).to(torch.int64)
+        for piece, total in _totals(group, bits * ((positions * MULTIPLIER) | 1)):
+            sums[piece.tensor] += total
+        for piece, total in _totals(group, values.float().square()):
+            squares[piece.tensor] += total
+    return [Fingerprint(f"{sums[index] % 2**64:016x}", squares[index] ** 0.5) for index in sums]
+
+
+def _groups(tensors: Iterable[torch.Tensor]) -> Iterator[list[_Piece]]:
+    """Yields all numbers in order, in groups of at most ``CHUNK`` of one type and device."""
+    group: list[_Piece] = []
+    room = CHUNK
+    for index, tensor in enumerate(tensors):
+        flat = tensor.detach().contiguous().flatten()
+        for start in range(0, max(1, len(flat)), CHUNK):
+            values = flat[start : start + CHUNK]
+            is_alike = not group or (values.dtype, values.device) == (group[0].values.dtype, group[0].values.device)
+            if len(values) > room or not is_alike:
+                yield group
+                group, room = [], CHUNK
+            group.append(_Piece(index, start, values))
+            room -= len(values)
+    if group:
+        yield group
+
+
+def _totals(group: list[_Piece], numbers: torch.Tensor) -> Iterator[tuple[_Piece, Any]]:
+    """Yields each piece with the sum of its part of ``numbers``."""
+    parts = numbers.split([len(piece.values) for piece in group])
+    return zip(group, torch.stack([part.sum() for part in parts]).tolist(), strict=True)

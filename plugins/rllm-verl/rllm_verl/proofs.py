@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm_verl.canary import Canary
+from rllm_verl.canary import TOKENS, TOKENS_AFTER_PROOF, Canary
 from rllm_verl.identity import Identity
 
 # First checks that compare log-probabilities: with the initial weights, and with the first trained ones. New adapters
@@ -44,12 +44,10 @@ class Proofs:
         if since:
             return {}
         metrics = {} if self._identity is None else await self._identity.check(version)
-        if checks < FIRST_CHECKS or checks % self._interval == 0:
-            metrics |= await self._canary.check(version)
+        is_proved = self._identity is not None and self._identity.compared_all
+        interval = self._numbers_every or (WHERE_ALL_IS_COMPARED if is_proved else 1)
+        if checks < FIRST_CHECKS:
+            metrics |= await self._canary.check(version, TOKENS)
+        elif checks % interval == 0:
+            metrics |= await self._canary.check(version, TOKENS_AFTER_PROOF if is_proved else TOKENS)
         return metrics
-
-    @property
-    def _interval(self) -> int:
-        if self._numbers_every is not None:
-            return self._numbers_every
-        return WHERE_ALL_IS_COMPARED if self._identity is not None and self._identity.compared_all else 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from rllm_verl.adapter_weights import NAME, gather, layers, merged_weight, plain
-from rllm_verl.fingerprint import Fingerprint
+from rllm_verl.fingerprint import fingerprints
 from rllm_verl.lora import Sync
 
 
@@ -44,7 +45,9 @@ class SentTensors:
         Returns:
             A fingerprint for each.
         """
-        found = []
+        return [identity.to_json() for identity in fingerprints(self._parts(parts))]
+
+    def _parts(self, parts: list[dict[str, Any]]) -> Iterator[torch.Tensor]:
         name, whole = "", torch.empty(0)
         for part in parts:
             if part["name"] != name:
@@ -56,8 +59,7 @@ class SentTensors:
             values = values.to(getattr(torch, part["dtype"]))
             if name.endswith(".lora_B"):
                 values = values * self._adapted[name.rpartition(".")[0]].scaling[NAME]  # as vLLM does after the cast
-            found.append(Fingerprint.of(values).to_json())
-        return found
+            yield values
 
     def _whole(self, name: str) -> torch.Tensor:
         place, _, leaf = name.rpartition(".")

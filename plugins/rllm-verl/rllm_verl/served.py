@@ -22,7 +22,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from rllm_verl import verl_api
-from rllm_verl.fingerprint import Fingerprint
+from rllm_verl.fingerprint import fingerprints
 
 Range = tuple[int, int]
 
@@ -41,11 +41,10 @@ class Part:
     rows: Range
     columns: Range | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the part as a JSON object, with the fingerprint in place of the values."""
-        place = {"rows": list(self.rows), "columns": None if self.columns is None else list(self.columns)}
-        dtype = str(self.tensor.dtype).removeprefix("torch.")
-        return {**place, "dtype": dtype, **Fingerprint.of(self.tensor).to_json()}
+    def place(self) -> dict[str, Any]:
+        """Returns where the part is in the whole tensor, and its precision, as a JSON object."""
+        columns = None if self.columns is None else list(self.columns)
+        return {"rows": list(self.rows), "columns": columns, "dtype": str(self.tensor.dtype).removeprefix("torch.")}
 
 
 class ReportingWorker(verl_api.use("vLLMColocateWorkerExtension")):  # type: ignore[misc]
@@ -64,10 +63,13 @@ class ReportingWorker(verl_api.use("vLLMColocateWorkerExtension")):  # type: ign
         manager = getattr(self.model_runner, "lora_manager", None)
         served = Served(self.model_runner.model, None if manager is None else manager._adapter_manager)
         parts = {name: served.part(name) for name in names}
-        return {
-            "adapter": served.adapter(),
-            "tensors": {name: None if part is None else part.to_json() for name, part in parts.items()},
+        found = {name: part for name, part in parts.items() if part is not None}
+        identities = fingerprints(part.tensor for part in found.values())
+        reported = {
+            name: part.place() | identity.to_json()
+            for (name, part), identity in zip(found.items(), identities, strict=True)
         }
+        return {"adapter": served.adapter(), "tensors": {name: reported.get(name) for name in names}}
 
 
 class Served:
