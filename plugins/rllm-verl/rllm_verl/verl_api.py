@@ -6,6 +6,7 @@ Names are imported on first use, because importing verl's workers takes many sec
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def installed_version() -> str:
     return found
 
 
+@cache  # reading the version of a package takes milliseconds, and some names are used several times per step
 def use(name: str) -> Any:
     """Imports a class or function of verl by its name in ``IMPORTS``.
 
