@@ -148,7 +148,7 @@ def wait_for_checkpoint(run_dir: Path, process: subprocess.Popen[str], after_ste
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     process = start(run_dir)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert out.splitlines()[-1] == f"run: {run_dir}"
     return run_dir
@@ -172,7 +172,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
         assert_balanced(stopped)
 
     process = start(run_dir, "--resume")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -197,7 +197,7 @@ def test_state_of_a_resumed_plugin_equals_that_of_an_uninterrupted_one(tmp_path:
     command = COMMAND.replace("main()", STATEFUL)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     process = start(whole, command=command)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     process = start(stopped, command=command, held_from="step-000010")
     wait_for_checkpoint(stopped, process, after_step=10)
@@ -205,7 +205,7 @@ def test_state_of_a_resumed_plugin_equals_that_of_an_uninterrupted_one(tmp_path:
     process.communicate(timeout=600)
     assert steps_done(stopped) < STEPS
     process = start(stopped, "--resume", command=command)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     states = [checkpoint.read(run / f"checkpoints/step-{STEPS:06d}")["plugins"]["diary"] for run in (whole, stopped)]
     assert states[0] == states[1]
@@ -230,7 +230,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     assert summary["status"] == "interrupted"
     assert_balanced(summary)
     process = start(run_dir, "--resume")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "has no complete checkpoint: restarting at step 0" in err
 
@@ -239,7 +239,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, uninterrupted: Path) -> None:
     again, other = start(tmp_path / "again"), start(tmp_path / "other", "-o", "training.seed=1")
     for process in (again, other):
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
     whole = (uninterrupted / "metrics.jsonl").read_bytes()
     assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == whole
@@ -255,7 +255,7 @@ def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: P
     process.kill()
     process.communicate()
     process = start(run_dir, *more, "--resume", backend="scripted")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]
@@ -280,7 +280,7 @@ def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     assert stopped["books"]["cancelled"] > 0
     assert_balanced(stopped)
     process = start(run_dir, *more, "--resume", backend="scripted")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]
