@@ -131,7 +131,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     heard: list[Any] = []
     plugins = manager("rllm-slow", settings=Settings(only=frozenset({name})))
     plugins.register(Recorder(heard), "z-recorder")
-    watching = Observers(plugins, deadline_seconds=0.75)
+    watching = Observers(plugins, deadline_seconds=3.0)  # that of the recorder, too, which must not be late
 
     async def run() -> None:
         await batch_ends(watching, 1, 2, 3)
@@ -143,7 +143,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     assert heard == [("", 1), ("", 2), ("", 3)]
     assert watching.failures == {name: 1}
     assert watching.disabled == {name}
-    assert f"plugin {name!r}: on_batch_end took longer than 0.75 s" in caplog.text
+    assert f"plugin {name!r}: on_batch_end took longer than 3 s" in caplog.text
 
 
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
