@@ -16,8 +16,10 @@ import argparse
 import ast
 import os
 import random
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Paths and tests of each room. A revision has those of the paths that exist there."""
 
 PATIENCE = 10.0
+
+FAILURE = re.compile("(FAILED|ERROR) ")
 
 
 @dataclass(frozen=True)
@@ -108,26 +112,33 @@ class Checkout:
             found |= dict.fromkeys(sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else [])
         return list(found)
 
-    def test(self, tests: tuple[str, ...], seconds: float) -> str:
-        """Runs tests up to the first failure; returns ``survived``, ``killed`` or ``timeout``."""
+    def test(self, tests: tuple[str, ...], seconds: float) -> Row:
+        """Runs tests up to the first failure.
+
+        Returns:
+            ``outcome``: ``survived``, ``killed`` or ``timeout``; ``by``: the tests that failed.
+        """
         command = [".venv/bin/pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
         command += ["-m", "not slow and not gpu and not by_hand", *tests]
-        child = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env={**os.environ, **SETTINGS, "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return "survived" if child.wait(seconds) == 0 else "killed"
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, 9)
-                child.wait()
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            child = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**os.environ, **SETTINGS, "PYTHONDONTWRITEBYTECODE": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                outcome = "survived" if child.wait(seconds) == 0 else "killed"
+            except subprocess.TimeoutExpired:
+                outcome = "timeout"
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, 9)
+                    child.wait()
+            output.seek(0)
+            return {"outcome": outcome, "by": [line[:200].rstrip() for line in output if FAILURE.match(line)]}
 
 
 def tested(checkout: Checkout, room: str, count: int, seed: int) -> Iterator[Row]:
@@ -137,14 +148,15 @@ def tested(checkout: Checkout, room: str, count: int, seed: int) -> Iterator[Row
 
     paths, tests = ROOMS[room]
     start = time.monotonic()
-    if checkout.test(tests, 3600.0) != "survived":
-        raise SystemExit(f"error: the tests of {room} fail without a mutant in {checkout.folder}")
+    unchanged = checkout.test(tests, 3600.0)
+    if unchanged["outcome"] != "survived":
+        raise SystemExit(f"error: without a mutant, {unchanged['by']} fail in {checkout.folder}")
     limit = PATIENCE * (time.monotonic() - start)
     for mutant in drawn(checkout, paths, count, seed):
         with use_mutation(checkout.folder / mutant.file, get_operator(mutant.operator)(), mutant.occurrence):
             changed = subprocess.run(["git", "diff", "-U0"], cwd=checkout.folder, capture_output=True, text=True)
             diff = [line for line in changed.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-            yield {**vars(mutant), "diff": diff, "outcome": checkout.test(tests, limit)}
+            yield {**vars(mutant), "diff": diff, **checkout.test(tests, limit)}
 
 
 def drawn(checkout: Checkout, paths: tuple[str, ...], count: int, seed: int) -> list[Mutant]:

@@ -10,16 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import Appended, BaseParser, ParsedCompletion, Termination
 from rllm_core.types import FinishReason, TokenOutput
 
 sys.path.append(str(Path(__file__).parents[2] / "docs"))  # for architecture, which reads the imports
-
-settings.register_profile("core", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("core")
 
 END, PAD, MERGED = 1, 2, 9
 ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6}

@@ -81,6 +81,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_for_state(pid: int, state: bytes) -> None:
+    """Waits until a process sleeps (``S``) or is suspended (``T``), also on a busy machine."""
+    while Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != state:
+        time.sleep(0.01)
+
+
 def watched(pid: int) -> tuple[float, float, float]:
     """Watches a process that sends no heartbeat; returns the silence, its processor time and the time that passed."""
     beats, dumps = os.pipe(), os.pipe()
@@ -96,7 +102,7 @@ def watched(pid: int) -> tuple[float, float, float]:
 
 def test_a_loop_that_sleeps_is_silent_all_the_time() -> None:
     with process(SLEEPS) as pid:
-        time.sleep(POLL_SECONDS)  # until it sleeps, also on a busy machine
+        wait_for_state(pid, b"S")
         silent, _, _ = watched(pid)
     assert silent > 0.9 * WATCHED_POLLS * POLL_SECONDS
 
@@ -122,6 +128,5 @@ def test_a_process_without_a_processor_is_not_silent() -> None:
 def test_a_suspended_process_is_not_silent() -> None:
     with process(SLEEPS) as pid:
         os.kill(pid, signal.SIGSTOP)
-        while Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"T":
-            time.sleep(0.01)
+        wait_for_state(pid, b"T")
         assert watched(pid)[0] == 0.0

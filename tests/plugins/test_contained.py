@@ -55,6 +55,7 @@ def test_a_plugin_that_never_ends_is_named_and_ended(
     assert f"plugin '{name}' ({package} " in run.stderr
     assert f"was being loaded; to disable the plugin: rllm-core plugins disable {name}" in run.stderr
     assert re.search(rf"{package.replace('-', '_')}/\w+\.py\", line \d+", run.stderr), "where it is"
+    command = [sys.executable, "-P", "-m", "rllm_core", "workflows", "--json"]  # with the deadline of users
     left_out = subprocess.run(
         command, env={**environ, "RLLM_NO_PLUGINS": name}, capture_output=True, text=True, timeout=600, check=False
     )

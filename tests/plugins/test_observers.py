@@ -131,7 +131,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     heard: list[Any] = []
     plugins = manager("rllm-slow", settings=Settings(only=frozenset({name})))
     plugins.register(Recorder(heard), "z-recorder")
-    watching = Observers(plugins, deadline_seconds=0.75)
+    watching = Observers(plugins, deadline_seconds=3.0)  # that of the recorder, too, which must not be late
 
     async def run() -> None:
         await batch_ends(watching, 1, 2, 3)
@@ -143,7 +143,7 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     assert heard == [("", 1), ("", 2), ("", 3)]
     assert watching.failures == {name: 1}
     assert watching.disabled == {name}
-    assert f"plugin {name!r}: on_batch_end took longer than 0.75 s" in caplog.text
+    assert f"plugin {name!r}: on_batch_end took longer than 3 s" in caplog.text
 
 
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
@@ -246,25 +246,25 @@ def test_a_plugin_is_never_called_twice_at_a_time_and_waiting_is_not_overrunning
 
 
 def test_cancelling_the_run_cancels_a_waiting_observer() -> None:
-    cancelled = []
+    begun, cancelled = threading.Event(), threading.Event()
 
     class Waits:
         @hookimpl
         async def on_batch_end(self) -> None:
+            begun.set()
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
-                cancelled.append(True)
+                cancelled.set()
                 raise
 
     async def run() -> None:
         task = asyncio.create_task(batch_ends(observers(("waits", Waits())), 1))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 600)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.05)
-        assert cancelled == [True], "at once, and not only when the loop is closed"
+        assert await asyncio.to_thread(cancelled.wait, 50), "at once, and not only when the loop is closed"
 
     asyncio.run(run())
 
@@ -283,7 +283,7 @@ def test_a_hanging_observer_does_not_keep_the_process(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(installed("rllm-slow")))
     monkeypatch.setenv("RLLM_PLUGINS", "slow-sync")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert run.stdout == "['slow-sync']\n"
     assert (
         run.stderr == "plugin 'slow-sync': on_batch_end took longer than 0.1 s; "

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import asyncio, sys
+from pathlib import Path
 import rllm_core
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow
@@ -30,6 +31,8 @@ class Letters(Workflow):
         if sys.argv[1] == "evaluate":
             print("evaluating", flush=True)
             await asyncio.sleep(3600)
+        while Path("hold").exists() and Path("run/checkpoints/step-000003").exists():
+            await asyncio.sleep(0.01)
         step = await completer.complete([{"role": "user", "content": task.data["word"]}])
         return self.episode(task, [step], reward=float(len(step.text) > 2))
 
@@ -75,13 +78,15 @@ def start(forking: Forks) -> Start:
 
 
 def interrupted(start: Start, folder: Path, where: str, number: signal.Signals) -> Forked:
-    """Starts a training, and sends it a signal after its first checkpoint."""
+    """Starts a training, and sends it a signal after its first checkpoint, from which it is held until then."""
+    (folder / "hold").touch()
     process = start(folder, "train", where)
     while not checkpoint.complete(folder / "run" / "checkpoints"):
         assert process.poll() is None, process.err
         time.sleep(0.01)
     process.send_signal(number)
     process.wait()
+    (folder / "hold").unlink()
     return process
 
 

@@ -106,9 +106,21 @@ def test_a_buffer_that_is_always_full_neither_stalls_nor_changes_what_is_trained
     assert not list(tight.path.glob("spill/*"))
 
 
+def let_generation_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets each step take so many turns of the event loop, and no time, that generation does all it may meanwhile."""
+    update_policy = ScriptedBackend.update_policy
+
+    async def updated_late(self: ScriptedBackend, step: Any) -> Any:
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        return await update_policy(self, step)
+
+    monkeypatch.setattr(ScriptedBackend, "update_policy", updated_late)
+
+
 @pytest.mark.slow
 def test_a_full_buffer_holds_generation_up(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.05)
+    let_generation_run_ahead(monkeypatch)
     more = (*AHEAD, "training.steps=16")
     free = run_scripted(*more)
     tight = run_scripted(*more, "training.buffer_max_bytes=1", path=free.path.parent / "tight")
@@ -132,7 +144,7 @@ def waiting_when_more_were_dispatched(run: Any) -> int:
 
 @pytest.mark.slow
 def test_complete_groups_survive_a_restart(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.02)  # lets generation run ahead
+    let_generation_run_ahead(monkeypatch)
     more = (*AHEAD, "training.checkpoint_every_steps=1", "training.steps=8")
 
     def break_late(assembly: Any) -> None:
@@ -165,7 +177,7 @@ def test_complete_groups_survive_a_restart(run_scripted: Any, monkeypatch: pytes
 def test_a_strict_run_takes_no_group_over_that_a_restart_would_make_too_old(
     run_scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScriptedBackend, "seconds_per_step", 0.02)
+    let_generation_run_ahead(monkeypatch)
     more = (*AHEAD, "training.staleness=strict", "training.checkpoint_every_steps=3", "training.steps=8")
 
     def break_late(assembly: Any) -> None:

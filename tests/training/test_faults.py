@@ -158,7 +158,7 @@ def test_a_rollout_that_goes_wrong_now_and_then_is_tried_again(play: Any, name: 
     now_and_then = share(0.1, seed=1)
     faults.inject(seam, action, when=(lambda c: c.turn == 2 and now_and_then(c)) if "step 2" in name else now_and_then)
     seconds = 0.5 if name == "hangs" else 60
-    run = play(faults, "say_yes.turns=2", f"rollout.rollout_timeout_seconds={seconds}", "rollout.max_attempts=4")
+    run = play(faults, "say_yes.turns=2", f"rollout.rollout_timeout_seconds={seconds}", "rollout.max_attempts=60")
     assert run.error is None
     assert faults.injected
     assert run.summary["books"]["trained"] == STEPS * 16
@@ -245,7 +245,9 @@ def test_an_engine_that_fails_now_and_then_costs_nothing(play: Any, name: str, m
     faults = Faults()
     faults.inject(ENGINE, action, when=share(0.2, seed=3))
     ahead = ("training.staleness_threshold=2", "training.partial_rollout=true") if mode == "async" else ()
-    run = play(faults, "rollout.request_timeout_seconds=0.5", "rollout.max_attempts=10", "say_yes.turns=2", *ahead)
+    # Pauses make it a matter of time which call fails, so that no number of attempts is too few by chance.
+    attempts = ("rollout.max_request_attempts=30", "rollout.max_attempts=60")
+    run = play(faults, "rollout.request_timeout_seconds=0.5", "say_yes.turns=2", *attempts, *ahead)
     assert run.error is None
     assert faults.injected
     assert run.summary["books"]["trained"] == STEPS * 16

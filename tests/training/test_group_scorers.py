@@ -168,7 +168,7 @@ def test_a_broken_scorer_trains_nothing_and_ends_the_run(
     body, problem = BROKEN[how]
     run = run_scripted(
         scorer(body.replace("}}", "}") if how == "knows another" else body),
-        "algorithm.group_scorer_timeout_seconds=0.05",
+        f"algorithm.group_scorer_timeout_seconds={0.05 if how == 'stalls' else 60}",
         "algorithm.group_scorer_attempts=2",
         "algorithm.max_group_attempts=2",
         "training.validation_rollouts=0",

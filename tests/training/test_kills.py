@@ -215,6 +215,7 @@ def killed_at(server: Server, tmp_path: Path, mode: str, writes: bool, operation
     """
     whole = server.uninterrupted(mode, *SAVING)
     last_step, kills = 0, 0
+    is_fixed = mode in SYNCHRONOUS and not writes  # two runs do the same things in the same order
     for operation in operations:
         run_dir = tmp_path / f"run-{operation}"
         code = server.train(run_dir, mode, *SAVING, operations=operation, writes=writes)
@@ -224,7 +225,7 @@ def killed_at(server: Server, tmp_path: Path, mode: str, writes: bool, operation
         assert code == -signal.SIGKILL
         assert_sound(run_dir)
         complete = [checkpoint.read(folder)["step"] for folder in checkpoint.complete(run_dir / "checkpoints")]
-        if mode in SYNCHRONOUS and not writes:  # where two runs do the same things in the same order
+        if is_fixed:
             assert max(complete, default=0) >= last_step, "there was a checkpoint, and an operation later there is none"
         last_step = max(complete, default=0)
         assert server.train(run_dir, mode, *SAVING) == 0, f"cannot go on after operation {operation}"
@@ -232,7 +233,7 @@ def killed_at(server: Server, tmp_path: Path, mode: str, writes: bool, operation
         if mode in SYNCHRONOUS:
             assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
         assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-000002"]
-    assert last_step == 2
+    assert last_step == 2 or not is_fixed
     return kills
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,7 @@ def test_a_plugin_that_takes_too_long_to_save_is_not_asked_again(
 ) -> None:
     monkeypatch.setattr(launch, "Observers", lambda plugins: Observers(plugins, deadline_seconds=0.05))
     asked = []
+    ended = threading.Event()
 
     class Slow:
         @hookimpl
@@ -177,10 +178,13 @@ def test_a_plugin_that_takes_too_long_to_save_is_not_asked_again(
             asked.append(1)
             if is_async:
                 return asyncio.sleep(60)
-            time.sleep(0.5)
+            ended.wait(600)
             return {}
 
-    slow = run.start(Slow())
+    try:
+        slow = run.start(Slow())
+    finally:
+        ended.set()
     assert len(asked) == 1
     assert run.states() == {2: {}, 4: {}, 6: {}}
     assert slow.summary["observer_failures"] == {"observer": 1}

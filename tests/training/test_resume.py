@@ -19,7 +19,8 @@ from rllm_viewer.verify import verify
 
 STEPS = 40
 COMMAND = """
-import sys
+import os, sys
+from pathlib import Path
 import rllm_devkit.scripted_plugin
 from rllm_devkit import scripted
 from rllm_core.cli import main
@@ -33,7 +34,15 @@ def with_scripted(cls, **options):
     return manager
 
 PluginManager.from_environment = classmethod(with_scripted)
-scripted.ScriptedBackend.script.latency_seconds = lambda generator: 0.01
+held_from = Path(sys.argv[sys.argv.index("--run-dir") + 1], "checkpoints", os.environ["HELD_FROM"])
+answered_while_held = 0
+
+def latency(generator):
+    global answered_while_held
+    answered_while_held += held_from.exists()
+    return 0.01 if answered_while_held < 7 else 3600
+
+scripted.ScriptedBackend.script.latency_seconds = latency
 main()
 """
 
@@ -87,7 +96,6 @@ main()
 
 SLOW_START = """
 import asyncio
-from pathlib import Path
 
 async def init_rollout_engine(self, parser):
     (Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "starting").touch()
@@ -99,8 +107,13 @@ main()
 
 
 def start(
-    run_dir: Path, *more: str, backend: str = "scripted_colocated", command: str = COMMAND
+    run_dir: Path, *more: str, backend: str = "scripted_colocated", command: str = COMMAND, held_from: str = "none"
 ) -> subprocess.Popen[str]:
+    """Starts a run.
+
+    ``held_from`` is a checkpoint, soon after which no request is answered: however slow this process is, the run has
+    not ended before it stops it, and is in the middle of a step.
+    """
     overrides = [f"training.steps={STEPS}", "training.groups_per_step=4", "training.rollouts_per_group=4",
                  "training.validation_rollouts=10", "training.checkpoint_every_steps=5"]  # fmt: skip
     options = [argument for override in overrides for argument in ("-o", override)]
@@ -110,7 +123,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RLLM_PLUGINS": ""},
+        env={**os.environ, "RLLM_PLUGINS": "", "HELD_FROM": held_from},
     )
 
 
@@ -135,7 +148,7 @@ def wait_for_checkpoint(run_dir: Path, process: subprocess.Popen[str], after_ste
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     process = start(run_dir)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert out.splitlines()[-1] == f"run: {run_dir}"
     return run_dir
@@ -145,7 +158,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
     run_dir = tmp_path / "run"
-    process = start(run_dir)
+    process = start(run_dir, held_from="step-000010")
     wait_for_checkpoint(run_dir, process, after_step=10)
     process.send_signal(how)
     process.communicate(timeout=600)
@@ -159,7 +172,7 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Pat
         assert_balanced(stopped)
 
     process = start(run_dir, "--resume")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -184,15 +197,15 @@ def test_state_of_a_resumed_plugin_equals_that_of_an_uninterrupted_one(tmp_path:
     command = COMMAND.replace("main()", STATEFUL)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     process = start(whole, command=command)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    process = start(stopped, command=command)
+    process = start(stopped, command=command, held_from="step-000010")
     wait_for_checkpoint(stopped, process, after_step=10)
     process.send_signal(how)
     process.communicate(timeout=600)
     assert steps_done(stopped) < STEPS
     process = start(stopped, "--resume", command=command)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     states = [checkpoint.read(run / f"checkpoints/step-{STEPS:06d}")["plugins"]["diary"] for run in (whole, stopped)]
     assert states[0] == states[1]
@@ -217,7 +230,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     assert summary["status"] == "interrupted"
     assert_balanced(summary)
     process = start(run_dir, "--resume")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "has no complete checkpoint: restarting at step 0" in err
 
@@ -226,7 +239,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, uninterrupted: Path) -> None:
     again, other = start(tmp_path / "again"), start(tmp_path / "other", "-o", "training.seed=1")
     for process in (again, other):
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
     whole = (uninterrupted / "metrics.jsonl").read_bytes()
     assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == whole
@@ -237,12 +250,12 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, 
 def test_asynchronous_run_resumes_without_losing_or_repeating_a_task(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     more = ("-o", "training.staleness_threshold=2", "-o", "training.partial_rollout=true")
-    process = start(run_dir, *more, backend="scripted")
+    process = start(run_dir, *more, backend="scripted", held_from="step-000005")
     wait_for_checkpoint(run_dir, process, after_step=5)
     process.kill()
     process.communicate()
     process = start(run_dir, *more, "--resume", backend="scripted")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]
@@ -258,7 +271,7 @@ def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     """Groups that had finished forward and backward are trained exactly once, by the next launch."""
     run_dir = tmp_path / "run"
     more = ("-o", "training.groups_per_forward_backward=1", "-o", "rollout.max_concurrent_rollouts=2")
-    process = start(run_dir, *more, backend="scripted")
+    process = start(run_dir, *more, backend="scripted", held_from="step-000005")
     wait_for_checkpoint(run_dir, process, after_step=5)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)
@@ -267,7 +280,7 @@ def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     assert stopped["books"]["cancelled"] > 0
     assert_balanced(stopped)
     process = start(run_dir, *more, "--resume", backend="scripted")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     trained = [ordinal for event in events if event["event"] == "step" for ordinal in event["groups"]]

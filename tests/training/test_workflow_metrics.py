@@ -19,7 +19,7 @@ from rllm_core.providers import TrackerProvider
 from rllm_core.run_folder.progress import Progress
 from rllm_core.runs import evaluation, launch
 from rllm_core.tracker import Tracker
-from rllm_core.types import Task
+from rllm_core.types import Episode, Task
 from rllm_devkit import scripted
 
 
@@ -87,3 +87,25 @@ def test_of_an_evaluation(assembly: Parts) -> None:
     )  # fmt: skip
     assert set(result["metrics"]) == {"even", "number"}
     assert result["metrics"]["even"] == 4.0
+
+
+def test_an_evaluation_reports_the_first_failure_of_each_kind(assembly: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Measured.run
+
+    async def fails_at(self: Measured, task: Task, completer: Any) -> Episode:
+        if task.task_id == "validation-1":
+            raise ZeroDivisionError("no such number")
+        return await run(self, task, completer)
+
+    monkeypatch.setattr(Measured, "run", fails_at)
+    result = asyncio.run(
+        evaluation.evaluate(
+            assembly.resolved, assembly.host, evaluation.engine_of_backend(assembly, None),
+            split="validation", task_limit=3, samples=2, ks=(1,),
+        )
+    )  # fmt: skip
+    assert result["failed"] == 2
+    [failure] = result["failures"]
+    assert (failure["reason"], failure["task"]) == ("error", "validation-1")
+    assert failure["count"] == 2 * assembly.config.rollout.max_attempts
+    assert "no such number" in failure["error"]

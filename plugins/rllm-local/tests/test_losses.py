@@ -363,13 +363,20 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss: PolicyLoss) -> None:
 
 
 class Wrong(ReinforceLoss):
-    def clipped(self, inputs: LossInputs) -> torch.Tensor:
-        return torch.zeros(1)
+    answer: Any = None
+
+    def clipped(self, inputs: LossInputs) -> Any:
+        return self.answer
 
 
-def test_garbage_from_clipped_names_the_loss() -> None:
+@pytest.mark.parametrize(
+    "answer", [[True] * len(ONES), torch.zeros(len(ONES)), torch.zeros(len(ONES) + 1, dtype=torch.bool)]
+)
+def test_garbage_from_clipped_names_the_loss(answer: Any) -> None:
+    loss = Wrong()
+    loss.answer = answer
     with pytest.raises(RunError, match=r"Wrong: clipped\(\) must return one bool per token"):
-        clipped_of(Wrong(), inputs(CURRENT, ROLLOUT, ONES))
+        clipped_of(loss, inputs(CURRENT, ROLLOUT, ONES))
 
 
 # --------------------------------------------------------------------------------------------------------------------

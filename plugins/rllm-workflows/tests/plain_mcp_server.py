@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 SCHEMA = {"type": "object", "properties": {}}
@@ -38,7 +39,7 @@ def main():
                     global running, most_running
                     running += 1
                     most_running = max(most_running, running)
-                    threading.Timer(arguments["seconds"], answer_late, [request["id"]]).start()
+                    threading.Timer(arguments.get("seconds", 0), answer_late, [request["id"], arguments]).start()
                     continue
                 said = call(tool, arguments, request["params"].get("_meta"))
             case _:
@@ -88,8 +89,10 @@ def text(what):
     return {"content": [{"type": "text", "text": what}]}
 
 
-def answer_late(number):
+def answer_late(number, arguments):
     global running
+    while "until" in arguments and not Path(arguments["until"]).exists():
+        time.sleep(0.02)
     running -= 1
     answer(number, text(f"{os.getpid()} {most_running}"), 0)
 

@@ -183,16 +183,19 @@ def test_a_server_that_dies_fails_its_calls_and_is_started_anew(monkeypatch):
     with_tools({"x": plain("pid", "die", "hang", pass_environment=("SECRET_OF_TEST",))}, play)
 
 
-def test_a_call_that_hangs_is_ended_and_costs_no_other_one():
+def test_a_call_that_hangs_is_ended_and_costs_no_other_one(tmp_path):
+    released = tmp_path / "released"
+
     async def play(tools):
         first = await pid_of(tools)
         hanging = asyncio.create_task(tools.call("hang", {}))
-        await asyncio.sleep(4)
-        slow = asyncio.create_task(tools.call("slow", {"seconds": 4.0}))
+        await asyncio.sleep(6)  # the other call has this much longer
+        slow = asyncio.create_task(tools.call("slow", {"until": str(released)}))
         with pytest.raises(ToolServerError, match=r"'x' did not answer 'hang' within 7 s"):
             await hanging
         assert is_running(first), "another call waits for it"
         assert await pid_of(tools) != first, "but it gets no further ones"
+        released.touch()
         assert (await slow).text.split()[0] == str(first)
         await asyncio.to_thread(wait_until_gone, first)
 

@@ -7,4 +7,4 @@ from rllm_core import hookimpl
 
 @hookimpl
 async def on_batch_end(step):
-    time.sleep(1.0)
+    time.sleep(4.0)
