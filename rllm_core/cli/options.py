@@ -39,7 +39,7 @@ class Session:
         """Reports tasks and threads that could not be stopped; the process exits without waiting for them."""
         if left:
             self.has_hung_threads = True
-            click.echo(printable(f"left behind, since it did not stop: {', '.join(left)}"), err=True)
+            click.echo(printable(f"left running, because it did not stop: {', '.join(left)}"), err=True)
 
     @cached_property
     def plugins(self) -> PluginManager:

@@ -129,7 +129,7 @@ class TaskDraws:
         try:
             json.dumps(state, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise RunError(f"{self._sampler.label}: state_dict() returned what JSON cannot hold: {error}") from error
+            raise RunError(f"{self._sampler.label}: state_dict() returned a value that is not JSON: {error}") from error
         ended = {result.ordinal for result in self._results}
         return {
             "drawn": self._drawn,

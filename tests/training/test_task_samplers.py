@@ -290,7 +290,7 @@ def test_a_task_in_quarantine_is_told_at_once_and_never_ends_in_a_circle(
     only_three = sampler(("return [self.one() for _ in range(n)]", "return [3] * n"))
     run = run_scripted(only_three, *endless, "training.validation_rollouts=0", prepare=fail_on_three)
     assert isinstance(run.error, RunError)
-    assert "chose only tasks in quarantine, 41 in a row" in str(run.error)
+    assert "chose only quarantined tasks, 41 in a row" in str(run.error)
     skipped = [call for call in calls(tmp_path) if call["outcome"] == "skipped"]
     assert {(call["position"], call["reason"], call["solved"]) for call in skipped} == {(3, "quarantine", None)}
 

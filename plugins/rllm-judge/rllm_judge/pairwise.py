@@ -15,7 +15,7 @@ from pydantic import Field
 from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.contents import Contents
-from rllm_judge.judges import Refused
+from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
 from rllm_judge.prompts import compact_question, winner_question
 from rllm_judge.reading import Unreadable, winner_in
@@ -92,7 +92,7 @@ class Pairwise(JudgeScorer):
         read = _letter if self.options.style == "compact" else lambda reply: winner_in(reply, ids)
         try:
             said = await self.questions.ask(question, read, seed=seed)
-        except Refused:
+        except RejectedQuestion:
             return None
         if said is None:
             return None

@@ -15,7 +15,7 @@ from pydantic import Field
 from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.contents import Contents
-from rllm_judge.judges import Refused
+from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
 from rllm_judge.prompts import scores_question
 from rllm_judge.reading import Graded, scores_in
@@ -97,7 +97,7 @@ class Relative(JudgeScorer):
             question = scores_question(self.options.rubric, contents, ids)
             try:
                 said = await self.questions.ask(question, partial(scores_in, ids=ids), seed=contents.seed_of(numbers))
-            except Refused:
+            except RejectedQuestion:
                 if len(numbers) > 2:
                     waiting[:0] = overlapping(numbers, len(numbers) // 2 + 1)
                 continue

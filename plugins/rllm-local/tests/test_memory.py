@@ -345,7 +345,7 @@ def test_a_dry_run_prints_what_fits_and_refuses_what_does_not(tmp_path: Path) ->
         ConfigError, match=r"memory of a CPU during training: .*it has 10 GB: lower local.max_batch_tokens"
     ):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "10GB"], obj=Session(), catch_exceptions=False)
-    with pytest.raises(ConfigError, match="not a size of memory; write for example 80GB"):
+    with pytest.raises(ConfigError, match="not a memory size; use for example 80GB"):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "80 apples"], obj=Session(), catch_exceptions=False)
 
 
