@@ -22,7 +22,7 @@ class TaskDraws:
     of a sync window have ended by then, so that the sampler's choices do not depend on which group ended first.
 
     Args:
-        sampler: Task sampler, which has begun with the same tasks.
+        sampler: Task sampler, which has started with the same tasks.
         tasks: Training tasks.
     """
 

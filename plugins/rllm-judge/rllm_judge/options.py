@@ -32,7 +32,7 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the endpoint's API key. If it is unset, a placeholder is sent."""
     frozen_version: Literal[0] | None = None
-    """For `policy`: 0 uses the weights that the run started from, throughout training. Defaults to the current weights,
+    """For `policy`: 0 uses the initial weights of the run throughout training. Defaults to the current weights,
     with which the judge learns what it rewards.
     """
     parser: str = ""

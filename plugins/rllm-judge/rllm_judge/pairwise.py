@@ -33,11 +33,11 @@ class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
     comparisons_per_rollout: Annotated[int, Field(ge=2)] = 6
     """Number of rollouts to compare each one with. In groups up to this size, all pairs are compared."""
     passes: Literal[1, 2] = 2
-    """2: ask about every pair in both orders. It cancels a preference for a position, and the part `agreement` says how
-    often both orders had the same winner.
+    """2 asks about every pair in both orders. This cancels a preference for a position; the part `agreement` reports
+    how often both orders have the same winner.
     """
     style: Literal["full", "compact"] = "full"
-    """`compact`: a question without rules and rubric, for a small model that has learned to answer A or B."""
+    """`compact` asks without rules and rubric, for a small model that was taught to answer A or B."""
 
 
 class Pairwise(JudgeScorer):

@@ -27,8 +27,8 @@ class RelativeOptions(JudgeOptions, use_attribute_docstrings=True):
     """``algorithm.group_scorer_options`` of ``relative``."""
 
     passes: Literal[1, 2] = 1
-    """2: ask again with the rollouts in the opposite order, and take the mean. It cancels a preference for positions,
-    and the part `agreement` says how often both orders ranked two rollouts alike.
+    """2 asks again with the rollouts in the opposite order, and takes the mean. It cancels a preference for positions;
+    the part `agreement` reports how often both orders rank two rollouts alike.
     """
     rollouts_per_question: Annotated[int, Field(ge=2)] = 8
     """Maximum rollouts in one question. Larger groups are split into overlapping sets, as are groups whose question
