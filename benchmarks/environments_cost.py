@@ -1,4 +1,4 @@
-"""CPU time of a rollout in environments of other packages, besides the model.
+"""CPU time of a rollout in environments from other packages, without the model.
 
     python -m benchmarks.environments_cost
     python -m benchmarks.environments_cost --parts verifiers --rollouts 100
@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def play_reasoning_gym(rollouts: int) -> None:
-    """Plays a dataset, and prints a row. Every rollout has a question of its own; a run asks a whole group the same."""
+    """Runs a dataset, and prints a row. Every rollout has its own question, unlike the rollouts of a group in a run."""
     from rllm_environments.reasoning_gym.workflow import ReasoningGymConfig, ReasoningGymWorkflow
 
     config = ReasoningGymConfig(environment="chain_sum", train_size=rollouts + WARM_UP)
@@ -63,7 +63,7 @@ def play_reasoning_gym(rollouts: int) -> None:
 
 
 def play_verifiers(rollouts: int) -> None:
-    """Plays two tasksets of the tests, and prints a row for each."""
+    """Runs two tasksets of the tests, and prints a row for each."""
     from rllm_verifiers.config import VerifiersConfig
     from rllm_verifiers.workflow import VerifiersWorkflow
 
@@ -76,7 +76,7 @@ def play_verifiers(rollouts: int) -> None:
 
 
 async def _cpu_seconds(workflow: Any, rollouts: int) -> float:
-    """Returns the CPU seconds of this process and its children for so many rollouts, after some that do not count."""
+    """Returns the CPU seconds of this process and its children for a number of rollouts, after a warm-up."""
     from rllm_core.engine import TITOCompleter
     from rllm_core.types import SamplingParams
     from rllm_devkit.scripted import ScriptedEngine

@@ -1,4 +1,4 @@
-"""Solve rates and CPU time of the starter model on environments of other packages, unedited.
+"""Solve rates and CPU time of the starter model on unedited environments from other packages.
 
     python -m benchmarks.environments_learning
     python -m benchmarks.environments_learning --environments spell_backward --seeds 1000 1001
@@ -49,7 +49,7 @@ class Learned:
         target: What ``rllm-core train`` trains.
         held_out: What validation tasks hold out; "" if nothing.
         overrides: Settings beside the workflow's own.
-        needs: Virtual environments with its packages, beside the one that trains.
+        needs: Virtual environment with its packages, separate from the one that trains.
         metric: What counts as success: ``solved``, or a metric of the workflow.
     """
 

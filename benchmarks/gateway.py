@@ -1,28 +1,28 @@
-"""Whether the gateway gives every token to whom it belongs, and what its calls cost.
+"""Whether the gateway attributes every token to its rollout, and the cost of its calls.
 
     python -m benchmarks.gateway
     python -m benchmarks.gateway --parts tokens memory
 
-Every trial is a process of its own, with a scripted engine. In one process, sides alternate.
+Every trial runs in its own process, with a scripted engine. Within a process, sides alternate.
 
 * ``tokens``: 512 concurrent agents make 5,000 calls or more, which are answered in random order; see
-  `benchmarks.gateway_trace` for what they do. A referee, who knows only what the engine was asked and gave and what
-  clients got, counts ``misattributed_tokens``, ``tokens_trained_twice`` and ``tokens_uncounted`` (goals: 0; see
-  `benchmarks.gateway_referee`). ``..._by_position``: the same agents, with calls matched by the number of turns.
-* ``call``: five turns of 200 characters per side. ``cpu_ms_per_call`` (at most 0.3): the handler without HTTP, with the
-  completer, parser and engine under it. ``native_cpu_ms_per_call``: these alone. ``http_cpu_ms_per_call`` (at most 1):
-  with server and a bare client in this process.
-* ``length``: ``turn200_over_turn5`` (at most 1.3): what the handler costs more than the completer alone for a turn late
-  in a conversation, over the same early in it. 400 characters per message; means over seven turns and eight rollouts.
-  The two times are ``turn5_us`` and ``turn200_us``.
-* ``memory``: ``bytes_over_distinct`` (at most 1.2): the bytes of all numpy buffers that open rollouts hold, over those
+  `benchmarks.gateway_trace` for their conversations. A referee knows only the engine's requests and completions and the
+  answers to clients. It counts ``misattributed_tokens``, ``tokens_trained_twice`` and ``tokens_uncounted`` (goals: 0;
+  see `benchmarks.gateway_referee`). ``..._by_position``: the same agents, with calls matched by the number of turns.
+* ``call``: five turns of 200 characters per side. ``cpu_ms_per_call`` (at most 0.3): the handler without HTTP,
+  including its completer, parser and engine. ``native_cpu_ms_per_call``: these alone. ``http_cpu_ms_per_call`` (at most
+  1): with server and a bare client in this process.
+* ``length``: ``turn200_over_turn5`` (at most 1.3): the cost of the handler, minus that of the completer alone, for a
+  late turn of a conversation divided by that for an early one. 400 characters per message; means over seven turns and
+  eight rollouts. The two times are ``turn5_us`` and ``turn200_us``.
+* ``memory``: ``bytes_over_distinct`` (at most 1.2): the bytes of all numpy buffers of open rollouts, divided by those
   of their distinct tokens and log-probabilities, after 40 turns with branches, alternatives and sub-agents.
   ``straight_bytes_over_distinct``: without these.
-* ``crowd``: ``lost_calls`` (0) of 4,096 that another process makes at once, over as many connections. All of them wait
-  in the engine before any is answered.
+* ``crowd``: ``lost_calls`` (0) of 4,096 concurrent calls of another process, over as many connections. All of them wait
+  in the engine before the first is answered.
 * ``step``: ``agent_step_over_native`` (at most 2): the seconds of a training step of an openai-agents calculator, in
-  worker processes, over those of the native workflow, with backend ``local``; ``..._cpu``: the same of CPU times of all
-  processes. Uses the environment ``.venv-agents``, which it creates.
+  worker processes, divided by those of the native workflow, with backend ``local``; ``..._cpu``: the same for the CPU
+  times of all processes. Uses the environment ``.venv-agents``, which it creates.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def requests(part: str, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def play(python: str, request: Row) -> Iterator[Row]:
-    """Plays a trial in a process of its own, and yields its rows.
+    """Runs a trial in its own process, and yields its rows.
 
     Raises:
         RuntimeError: If it fails.

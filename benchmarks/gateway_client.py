@@ -1,8 +1,8 @@
-"""The barest client of a gateway, and many of them at once.
+"""A minimal client of a gateway, and many of them at once.
 
     echo '{"calls": 4096, "urls": [...]}' | python -m benchmarks.gateway_client
 
-Prints how many calls were answered, and how many of these with their own question.
+Prints the number of answered calls, and how many answers repeat their own question.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 async def post(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, base_url: str, messages: Sequence[Mapping[str, Any]]
 ) -> Any:
-    """Returns the message of the answer.
+    """Posts a body and returns the message of the answer.
 
     Raises:
         RuntimeError: If there is none.
@@ -38,12 +38,12 @@ async def post(
 
 
 def question(number: int) -> str:
-    """Returns what the client asks in a call; its answer repeats it."""
+    """Returns the question of a call, which its answer repeats."""
     return f"question {number}"
 
 
 async def ask(url: str, number: int) -> str:
-    """Asks over a connection of its own."""
+    """Makes a call over its own connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split("/")[2].rpartition(":")[2]))
     try:
         answer = await post(reader, writer, url, [{"role": "user", "content": question(number)}])
@@ -67,13 +67,13 @@ async def ask_all(calls: int, urls: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Asks what standard input says."""
+    """Makes the calls that standard input describes."""
     allow_many_connections()
     print(json.dumps(asyncio.run(ask_all(**json.load(sys.stdin)))))
 
 
 def allow_many_connections() -> None:
-    """Raises the limit of open files to what is allowed."""
+    """Raises the limit of open files to its maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

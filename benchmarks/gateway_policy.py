@@ -1,4 +1,4 @@
-"""The policies of `benchmarks.gateway`: a parser of bytes that reads tool calls, and engines that say known things."""
+"""The policies of `benchmarks.gateway`: a parser of bytes that reads tool calls, and engines with known completions."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def said(content: str, reasoning: str | None = None, *calls: tuple[str, Any]) ->
 
 
 class Prompt(ScriptedEngine):
-    """Says the same at once.
+    """Answers at once, always with the same text.
 
     Args:
-        characters: Length of what it says.
+        characters: Length of the text.
     """
 
     def __init__(self, characters: int) -> None:
@@ -66,14 +66,14 @@ class Prompt(ScriptedEngine):
 
 
 class Gate(ScriptedEngine):
-    """Repeats the last message, but only when so many calls wait; or, if they do not come, after a while.
+    """Answers calls by repeating their last message, once enough calls wait or a time limit expires.
 
     Args:
-        calls: Number of calls.
-        seconds: How long to wait.
+        calls: Number of calls to wait for.
+        seconds: Time limit of the wait.
 
     Attributes:
-        most: The most calls that have waited at once.
+        most: Maximum number of calls that have waited at once.
     """
 
     def __init__(self, calls: int, seconds: float) -> None:
@@ -105,8 +105,8 @@ class Given(NamedTuple):
 
     Attributes:
         rollout: Rollout for which it was asked.
-        prompt: What it was asked.
-        completion: What it gave.
+        prompt: Prompt of the call.
+        completion: Sampled tokens.
         logprobs: Log-probabilities, which no other completion has.
     """
 
@@ -117,7 +117,7 @@ class Given(NamedTuple):
 
     @property
     def key(self) -> tuple[bytes, bytes, bytes]:
-        """All of it but the rollout."""
+        """All fields except the rollout."""
         return self.prompt.tobytes(), self.completion.tobytes(), self.logprobs.tobytes()
 
 
@@ -128,7 +128,7 @@ class ShufflingEngine(ScriptedEngine):
         seed: Seed of the order in which calls are answered, and of the answers.
 
     Attributes:
-        given: Everything it gave, in order.
+        given: All completions, in order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -139,7 +139,7 @@ class ShufflingEngine(ScriptedEngine):
         self._waiting: list[asyncio.Future[None]] = []
 
     async def answer_in_random_order(self) -> None:
-        """Answers for ever, one call per tick."""
+        """Answers one call per tick, forever."""
         while True:
             await asyncio.sleep(0)
             if self._waiting:
@@ -150,7 +150,7 @@ class ShufflingEngine(ScriptedEngine):
                     chosen.set_result(None)
 
     async def sample(self, rollout: int, prompt: TokenIds) -> TokenOutput:
-        """Waits for its turn, and says something."""
+        """Waits for its turn, and returns a completion."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         await turn
@@ -163,7 +163,7 @@ class ShufflingEngine(ScriptedEngine):
         return output(completion, logprobs)
 
     def of_rollout(self, rollout: int) -> OfRollout:
-        """Returns the engine as one rollout asks it."""
+        """Returns the source of completions for one rollout."""
         return OfRollout(self, rollout)
 
 

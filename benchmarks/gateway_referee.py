@@ -1,4 +1,4 @@
-"""The referee of `benchmarks.gateway`: compares what is trained with what the engine was asked and gave."""
+"""The referee of `benchmarks.gateway`: compares training samples with the engine's requests and completions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Receipt(NamedTuple):
     Attributes:
         rollout: Rollout of the client.
         asked: Labels in the messages that it sent, in order.
-        text: What it got.
+        text: Text of the answer.
     """
 
     rollout: int
@@ -51,8 +51,8 @@ def judge(given: Sequence[Given], receipts: Sequence[Receipt], trained: Mapping[
     """Counts tokens.
 
     Args:
-        given: What the engine was asked and gave.
-        receipts: What clients got.
+        given: Requests and completions of the engine.
+        receipts: Answers to clients.
         trained: Samples, by rollout.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Training steps of an agent of openai-agents in worker processes, beside those of the native workflow.
+"""Training steps of an agent of openai-agents in worker processes, compared with those of the native workflow.
 
-Runs in the environment ``.venv-agents``, with backend ``local``. An agent and the native workflow play ``calculator``
-from the same starter model with the same settings. A step's CPU time is a slope: a longer run minus a shorter one.
+Runs in the environment ``.venv-agents``, with backend ``local``. An agent and the native workflow train on
+``calculator`` from the same starter model with the same settings. A step's CPU time is a slope: a longer run minus a
+shorter one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def step(request: Row) -> Iterator[Row]:
 
 
 def trained(what: list[str], steps: int, run_dir: Path, environment: Mapping[str, str]) -> Row:
-    """Trains a short and a longer run; returns seconds and CPU seconds per step, and what was played."""
+    """Trains a short and a longer run; returns seconds and CPU seconds per step, and counts of rollouts."""
     costs = {}
     for count in (FIRST_STEPS, FIRST_STEPS + steps):
         folder = run_dir.with_name(f"{run_dir.name}-{count}")

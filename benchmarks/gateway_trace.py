@@ -1,9 +1,9 @@
 """Many agents at once, through the gateway or through matching by position, for the referee of `benchmarks.gateway`.
 
-An agent plays a conversation with tools. On the way it asks for titles, runs sub-agents (two at a time, with equal
+An agent has a conversation with tools. During it, the agent asks for titles, runs sub-agents (two at a time, with equal
 prompts), asks for several answers at once, asks the same again, goes back to an earlier answer, compacts its history,
-and hangs up or loses an answer and retries. It shows what it was told in other words: with ids of its own, with other
-spacing, without reasoning. Eight rollouts each have the same task, so they ask the same.
+and hangs up or loses an answer and retries. It rewrites answers: with other ids, other
+spacing, without reasoning. Groups of eight rollouts have the same task, so they send the same prompts.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Post = Callable[[bytes, Mapping[str, str]], Awaitable[Response]]
 
 
 async def play(way: str, rollouts: int, seed: int) -> tuple[ShufflingEngine, list[Receipt], dict[int, list[Trained]]]:
-    """Plays all rollouts at once.
+    """Runs all rollouts at once.
 
     Args:
         way: ``gateway`` or ``position``.
         rollouts: Number of rollouts.
-        seed: Determines what agents and engine do.
+        seed: Seed of the agents and the engine.
 
     Returns:
-        The engine, what clients got, and what would be trained, by rollout.
+        The engine, the answers to clients, and the training samples by rollout.
     """
     engine = ShufflingEngine(seed)
     receipts: list[Receipt] = []
@@ -73,7 +73,7 @@ async def play(way: str, rollouts: int, seed: int) -> tuple[ShufflingEngine, lis
 
 
 def trained(endpoint: Endpoint, rollout: int) -> list[Trained]:
-    """Returns what backends would train of a rollout."""
+    """Returns the training samples of a rollout."""
     trajectories = [one for one in endpoint.trajectories() if one.steps]
     group = TrajectoryGroup(
         group_id=0,
@@ -95,16 +95,16 @@ class Agent:
 
     Args:
         rollout: Number of the rollout.
-        chance: Decides what it does.
+        chance: Random generator of its choices.
         post: Posts a body, with headers.
-        receipts: Gets what the client got.
+        receipts: List to which answers are added.
     """
 
     def __init__(self, rollout: int, chance: random.Random, post: Post, receipts: list[Receipt]) -> None:
         self._rollout, self._chance, self._post, self._receipts = rollout, chance, post, receipts
 
     async def play(self) -> None:
-        """Plays the conversation, and what belongs to it."""
+        """Runs the conversation, with its side calls."""
         task = self._rollout // ROLLOUTS_PER_TASK
         begun = [
             {"role": "system", "content": "[main] be brief"},
@@ -146,7 +146,7 @@ class Agent:
         ]
 
     async def _delegated(self, turn: int) -> str:
-        """Plays a sub-agent. Those of one turn begin alike."""
+        """Runs a sub-agent. Sub-agents of one turn start with equal prompts."""
         history: list[Any] = [{"role": "system", "content": "[sub] help"}, _user(f"[part{turn}] do it")]
         for step in range(self._chance.randrange(1, 4)):
             [answer] = await self._ask(history)
@@ -169,7 +169,7 @@ class Agent:
                     await asyncio.sleep(0)
                 attempt.cancel()
             with suppress(asyncio.CancelledError):
-                await attempt  # what was answered is lost on its way
+                await attempt  # the answer is lost on its way
             headers = {"x-stainless-retry-count": "1"}
         response = await self._post(body, headers)
         if response.status != 200:
@@ -182,7 +182,7 @@ class Agent:
         return [choice["message"] for choice in choices]
 
     def _shown(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns an answer in the words in which the agent keeps it."""
+        """Returns an answer as the agent rewrites it."""
         message: dict[str, Any] = copy.deepcopy(dict(answer))
         if self._happens(0.5):
             message.pop("reasoning_content", None)
@@ -205,9 +205,9 @@ def _user(text: str) -> dict[str, Any]:
 
 
 class PositionMatcher:
-    """What this gateway is compared with: a call goes on from the turns so far, by their number, whatever they say.
+    """Baseline for the gateway: matches calls to turns by their number, whatever their content.
 
-    A call with k answers in its history goes on from the newest sequence with k turns or more. If that has one more,
+    A call with k answers in its history continues the newest sequence with k turns or more. If that has one more,
     the call is taken for a retry, whose answer replaces that turn. If it has even more, the call begins a sequence of
     its own with a copy of the first k turns. All sampled tokens of every sequence are trained.
 

@@ -1,4 +1,4 @@
-"""One trial of `benchmarks.gateway`, in a process of its own.
+"""One trial of `benchmarks.gateway`, in its own process.
 
     python -m benchmarks.gateway_trial '{"part": "call", ...}'
 
@@ -38,7 +38,7 @@ TURNS_AROUND = 3
 
 
 def user(rollout: int, turn: int, characters: int) -> dict[str, str]:
-    """Returns what the user says."""
+    """Returns a message of the user."""
     return {"role": "user", "content": f"{rollout} {turn} {WORDS}"[:characters]}
 
 
@@ -50,7 +50,7 @@ Side = Callable[[int, int, Prompt], Awaitable[list[int]]]
 
 
 async def native(first: int, turns: int, engine: Prompt) -> list[int]:
-    """Plays rollouts side by side with completers alone; returns the CPU nanoseconds of each of their turns."""
+    """Runs rollouts concurrently with completers alone; returns the CPU nanoseconds of each of their turns."""
     rollouts, characters, spent = range(first, first + TOGETHER), len(engine.text), []
     conversations = [Messages([user(rollout, 0, characters)]) for rollout in rollouts]
     began = time.process_time_ns()
@@ -66,7 +66,7 @@ async def native(first: int, turns: int, engine: Prompt) -> list[int]:
 
 
 async def through_handler(first: int, turns: int, engine: Prompt) -> list[int]:
-    """Plays rollouts side by side through the gateway without HTTP; what clients do is not counted."""
+    """Runs rollouts concurrently through the gateway without HTTP; the time of clients is not counted."""
     rollouts, characters, spent = range(first, first + TOGETHER), len(engine.text), []
     conversations: list[list[Any]] = [[user(rollout, 0, characters)] for rollout in rollouts]
     bodies = [msgspec.json.encode({"model": "m", "messages": messages}) for messages in conversations]
@@ -93,7 +93,7 @@ async def through_handler(first: int, turns: int, engine: Prompt) -> list[int]:
 
 
 async def over_http(rollouts: int, turns: int, engine: Prompt) -> float:
-    """Plays rollouts over HTTP with a bare client in this process; returns CPU seconds, the client's included."""
+    """Runs rollouts over HTTP with a bare client in this process; returns CPU seconds, including the client's."""
     gateway = Gateway()
     await gateway.open()
     characters, waiting = len(engine.text), iter(range(rollouts))
@@ -119,7 +119,7 @@ async def over_http(rollouts: int, turns: int, engine: Prompt) -> float:
 
 
 def call(request: Row) -> Iterator[Row]:
-    """Measures what a call costs: natively, through the handler, over HTTP."""
+    """Measures the cost of a call: natively, through the handler, over HTTP."""
     engine = Prompt(request["characters"])
     rollouts, turns = request["rollouts"], request["turns"]
 
@@ -140,7 +140,7 @@ def call(request: Row) -> Iterator[Row]:
 
 
 def length(request: Row) -> Iterator[Row]:
-    """Measures what early and late turns of a long conversation cost."""
+    """Measures the cost of early and late turns of a long conversation."""
     engine = Prompt(request["characters"])
     turns = max(request["at"]) + TURNS_AROUND + 1
     for trial in range(-1, request["trials"]):
@@ -158,7 +158,7 @@ def length(request: Row) -> Iterator[Row]:
 
 
 def tokens(request: Row) -> Iterator[Row]:
-    """Plays the trace through the gateway and through matching by position, and asks the referee."""
+    """Runs the trace through the gateway and through matching by position, and counts with the referee."""
     for way in ("gateway", "position"):
         engine, receipts, trained = asyncio.run(gateway_trace.play(way, request["rollouts"], request["seed"]))
         yield {"kind": "tokens", "way": way, **request, **judge(engine.given, receipts, trained)}
@@ -200,7 +200,7 @@ async def _talk(gateway: Gateway, endpoint: Endpoint, rollout: int, request: Row
         ]
         if not request["branches"]:
             continue
-        if turn % 8 == 3:  # asks for something beside the conversation
+        if turn % 8 == 3:  # a call next to the conversation
             await ask([*messages[:-1], user(rollout, -turn, characters)])
         if turn % 8 == 7:
             sub = [user(-rollout, turn, characters)]
@@ -209,7 +209,7 @@ async def _talk(gateway: Gateway, endpoint: Endpoint, rollout: int, request: Row
 
 
 def array_bytes(roots: Sequence[object], skip: Sequence[object]) -> int:
-    """Returns the bytes of all numpy buffers that objects lead to, each once, whatever views of it there are."""
+    """Returns the bytes of all numpy buffers reachable from objects; views of a buffer count once."""
     seen = {id(one) for one in skip}
     buffers: dict[int, int] = {}
     waiting: list[Any] = list(roots)
@@ -250,7 +250,7 @@ def distinct_bytes(endpoint: Endpoint) -> int:
 
 
 def crowd(request: Row) -> Iterator[Row]:
-    """Answers many simultaneous calls of another process, when all of them are there."""
+    """Answers many simultaneous calls of another process, once all of them have arrived."""
     allow_many_connections()
 
     async def answered() -> Row:
@@ -295,7 +295,7 @@ def crowd(request: Row) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Plays the trial of the only argument."""
+    """Runs the trial that the only argument describes."""
     request = json.loads(sys.argv[1])
     parts: dict[str, Callable[[Row], Iterator[Row]]] = {
         "tokens": tokens,

@@ -35,17 +35,17 @@ from benchmarks.sides import Side, SideError
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
 
 WARM_UP_STEPS = 2
-MOST_STEPS = 12
-"""Timed steps of a side, if its time allows them."""
-SAVED_SECONDS = 45.0
-"""For the model, and for the ends of the sides."""
+MAX_STEPS = 12
+"""Maximum timed steps of a side."""
+RESERVED_SECONDS = 45.0
+"""Time reserved for building the model, and for ending the sides."""
 MODULES = {
     "local": "benchmarks.core_side",
     "trl": "benchmarks.trl_side",
     "verl": "benchmarks.verl_sides",
     "main_ppo": "benchmarks.verl_sides",
 }
-OF_VERL = {"verl": "ours", "main_ppo": "main_ppo"}
+VERL_SIDES = {"verl": "ours", "main_ppo": "main_ppo"}
 ON_CPU = ("local", "trl")
 NO_GPU = (
     "benchmarks.gpu: error: torch finds no GPU on this machine; --tiny-cpu runs the sides local and trl with a tiny "
@@ -67,7 +67,7 @@ def plan(sides: Sequence[str], minutes: float) -> list[Turn]:
     Raises:
         ValueError: If no time is left for a side.
     """
-    seconds = (60 * minutes - SAVED_SECONDS) / len(sides)
+    seconds = (60 * minutes - RESERVED_SECONDS) / len(sides)
     if seconds <= 0:
         raise ValueError(f"--minutes {minutes:g} leaves no time for {len(sides)} sides")
     return [Turn(side, seconds) for side in sides]
@@ -75,10 +75,10 @@ def plan(sides: Sequence[str], minutes: float) -> list[Turn]:
 
 def request_of(side: str, model: Path, device: str, ray_address: str) -> Row:
     """Returns what a side is asked to train."""
-    workload, steps = "gpu" if device == "cuda" else "gpu_tiny", WARM_UP_STEPS + MOST_STEPS
+    workload, steps = "gpu" if device == "cuda" else "gpu_tiny", WARM_UP_STEPS + MAX_STEPS
     asked = {"model": str(model), "seed": 0, "steps": steps, "device": device}
-    if side in OF_VERL:
-        return {**asked, "side": OF_VERL[side], "name": workload, "ray_address": ray_address}
+    if side in VERL_SIDES:
+        return {**asked, "side": VERL_SIDES[side], "name": workload, "ray_address": ray_address}
     return {**asked, "workload": workload}
 
 
@@ -119,7 +119,7 @@ def gpu_memory_mb(device: str) -> int | None:
 @contextlib.contextmanager
 def ray_cluster(sides: Sequence[str]) -> Iterator[str]:
     """Starts a cluster with one GPU if a side needs it, and yields its address; it ends with this process."""
-    if not OF_VERL.keys() & set(sides):
+    if not VERL_SIDES.keys() & set(sides):
         yield ""
         return
     import ray
@@ -168,7 +168,7 @@ def figures(rows: Sequence[Row]) -> Figures:
     found: Figures = {}
     if {"local", "trl"} <= seconds.keys():
         found["local_steps_per_second_over_trl"] = round(seconds["trl"] / seconds["local"], 2)
-    if OF_VERL.keys() <= seconds.keys():
+    if VERL_SIDES.keys() <= seconds.keys():
         found["verl_seconds_per_step_over_main_ppo"] = round(seconds["verl"] / seconds["main_ppo"], 3)
     found["timed_steps"] = {side: len(timed[side]) for side in seconds}
     found["step_ms"] = {side: round(1e3 * value, 1) for side, value in seconds.items()}

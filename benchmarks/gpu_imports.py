@@ -77,7 +77,7 @@ def compose() -> dict[str, Any]:
     """Returns verl's configuration of every case in ``tests/gpu/cases.py``, and of the whole run.
 
     Raises:
-        UserError: If a configuration is refused, or does not fit on GPUs of 80 GB.
+        UserError: If a configuration is rejected, or does not fit on GPUs of 80 GB.
     """
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu"))
     from cases import CASES, SMALL, WHOLE_RUN

@@ -14,7 +14,7 @@ from rllm_core.engine import Completer
 from rllm_core.types import Episode, Messages, Task
 from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
 
-MOST_WORDS = 5000
+MAX_WORDS = 5000
 
 
 class GradedSortConfig(WorkflowConfig):
@@ -70,10 +70,10 @@ class GradedSort(Workflow):
 
 
 def _words(letters: str, length: int) -> list[str]:
-    """Returns different words in random order, the same each time: all of a length, or `MOST_WORDS`."""
+    """Returns different words in random order, the same each time: all of a length, or `MAX_WORDS`."""
     rng = random.Random(length)
-    if len(letters) ** length > MOST_WORDS:
-        return list(dict.fromkeys("".join(rng.choices(letters, k=length)) for _ in range(MOST_WORDS)))
+    if len(letters) ** length > MAX_WORDS:
+        return list(dict.fromkeys("".join(rng.choices(letters, k=length)) for _ in range(MAX_WORDS)))
     words = ["".join(word) for word in itertools.product(letters, repeat=length)]
     rng.shuffle(words)
     return words

@@ -1,4 +1,4 @@
-"""A conversation of equal turns with a known amount of computation, to play in any rollout host."""
+"""A conversation of equal turns with a known amount of computation, to run in any rollout host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TalkConfig(WorkflowConfig):
 
 
 class Talk(Workflow):
-    """Says 200 characters per turn. No two rollouts have the same prompt, so none share a call."""
+    """Writes 200 characters per turn. Rollouts have different prompts, so they share no calls."""
 
     name: ClassVar[str] = "talk"
     config_model: ClassVar[type[WorkflowConfig]] = TalkConfig

@@ -1,9 +1,9 @@
-"""What it costs to run rollouts in other processes, and what it gains.
+"""Costs and gains of running rollouts in other processes.
 
     python -m benchmarks.hosts
 
-Every trial is a process of its own, which plays rollouts of `benchmarks.hosted_talk` with `RolloutRunner` in the host
-under test. The engine is scripted and answers at once; both sides say 200 characters per turn. Trials of the host and
+Every trial is a process of its own, which runs rollouts of `benchmarks.hosted_talk` with `RolloutRunner` in the host
+under test. The engine is scripted and answers at once; both sides write 200 characters per turn. Trials of the host and
 of `inline` alternate.
 
 * ``speed``: 64 concurrent rollouts that compute for 20 ms per turn, in two workers: ``speedup_two_workers`` (goal: at
@@ -20,8 +20,8 @@ of `inline` alternate.
   compute for 2 ms per turn.
 
 With Ray, on one machine as two nodes: the same figures with ``ray_`` before their names (``ray_speedup_two_workers`` at
-least 1.6, ``ray_lag_p99_ms`` at most 50), and ``ray_calls_per_frame``, which is 1 if all that is said in one tick is
-one call. Creates the environment ``.venv-verl`` for them on first use; ``--no-ray`` leaves them out.
+least 1.6, ``ray_lag_p99_ms`` at most 50), and ``ray_calls_per_frame``, which is 1 if all messages of one tick are sent
+in one call. Creates the environment ``.venv-verl`` for them on first use; ``--no-ray`` leaves them out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WORKERS = 2
 SHORT_TURNS, LONG_TURNS = 2, 22
 EARLY_TURN, LATE_TURN = 5, 100
 TURNS_AROUND = 3
-"""A turn's cost is the mean of so many turns before and after it, and of itself."""
+"""Turns before and after a turn, over which its cost is averaged."""
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
 
 def trial(part: str, number: int, host: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Plays one trial of a part, in the host and inline, and yields their rows."""
+    """Runs one trial of a part, in the host and inline, and yields their rows."""
     for request in requests(part, number, host, options):
         row = {**play(request), "part": part, "trial": number, "beside": host}
         shown = ("host", "turns", "wall_seconds", "driver_cpu_seconds", "worker_cpu_seconds", "lag_p99_ms")
@@ -94,7 +94,7 @@ def requests(part: str, number: int, host: str, options: argparse.Namespace) -> 
 
 
 def play(request: Row) -> Row:
-    """Plays a trial in a process of its own."""
+    """Runs a trial in its own process."""
     command = [sys.executable, "-m", "benchmarks.hosts_trial", json.dumps(request)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment())
     row: Row = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""One trial of `benchmarks.hosts`, in a process of its own: plays rollouts in a host, and measures both sides of it.
+"""One trial of `benchmarks.hosts`, in its own process: runs rollouts in a host, and measures both sides of it.
 
     python -m benchmarks.hosts_trial '{"host": "processes", "rollouts": 64, "turns": 5, ...}'
 
@@ -41,7 +41,7 @@ class Measured(ScriptedEngine):
 
     Args:
         together: Number of rollouts that take their turns together; 0 for each on its own.
-        on_turn: Called with the number of each turn that begins, when nothing but the engine has to do anything.
+        on_turn: Called with the number of each turn at its start, when only the engine has work.
     """
 
     def __init__(self, together: int, on_turn: Callable[[int], None]) -> None:
@@ -103,11 +103,11 @@ class Traffic:
 
 
 def play(request: Row) -> Row:
-    """Plays a trial.
+    """Runs a trial.
 
     Args:
         request: ``host``, ``workers``, ``rollouts``, ``turns``, ``work_seconds``, ``concurrent``, and ``together``:
-            whether all rollouts take their turns together, so that turns can be told apart.
+            whether all rollouts take their turns together, so that turns can be measured separately.
 
     Raises:
         RuntimeError: If a rollout failed.
@@ -227,7 +227,7 @@ def _memory_mb(pid: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Plays the trial of the only argument."""
+    """Runs the trial that the only argument describes."""
     row = play(json.loads(sys.argv[1]))
     print(json.dumps({**row, "load_average": os.getloadavg()[0]}))
 

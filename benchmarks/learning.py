@@ -52,7 +52,7 @@ PREFIXES = {
 }
 TRAJECTORIES_PER_STEP = 16
 AGENT_VALIDATION_ROLLOUTS = 2048
-"""So many that chance makes less than .01 of a gap."""
+"""Enough rollouts that chance causes less than 0.01 of a gap."""
 GAMES: dict[str, tuple[type[Workflow], Callable[[], dict[str, Any]], float]] = {
     "guess": (guess.GuessWorkflow, guess.run_file, 1.0),
     "calculator": (calculator.CalculatorWorkflow, calculator.run_file, 1.999),

@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parser": (("rllm_core/parser",), ("tests/core", *END_TO_END)),
     "engine": (("rllm_core/engine", "rllm_core/engine.py"), ("tests/core", *END_TO_END)),
 }
-"""Paths and tests of each room. A revision has those of the paths that exist there."""
+"""Paths and tests of each room. Only paths that exist in a revision are used."""
 
 PATIENCE = 10.0
 

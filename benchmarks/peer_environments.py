@@ -21,7 +21,7 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
 }
-"""Set these early: OpenMP reads its variable once, when the first library that uses it is loaded."""
+"""Environment variables to set early: OpenMP reads its own once, when the first library that uses it is loaded."""
 
 
 def enter_peer_environment(module: str, arguments: list[str]) -> None:

@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """What one rollout says and gets."""
+    """Texts and reward of one rollout."""
 
     thought: str
     answer: str

@@ -15,7 +15,7 @@ alternating text and control tokens.
 
 **The figures** are counts over all conversations of all templates:
 
-* ``templates``: model folders, the sum of ``accepted`` and ``refused``. A template is refused by a
+* ``templates``: model folders, the sum of ``accepted`` and ``refused``. A template is rejected by a
   `rllm_core.errors.UserError` with one line of text. Any other exception counts in ``refused`` and ``raw_errors``.
 * ``exact_turns``: later prompts that consist of the previous prompt, the completion, and exactly the tokens the
   template adds. Those are read from its rendering of the whole conversation with placeholder answers: the text after

@@ -24,7 +24,7 @@ from benchmarks.templates_reference import (
     Items,
     Message,
     Reference,
-    Refused,
+    Rejected,
     Written,
     sentinel_answer,
     stopped_clock,
@@ -73,8 +73,8 @@ def _play_folder(folder: Path, parsers: Mapping[str, Load]) -> Iterator[Row]:
             parser = load(folder)
         except Exception as error:  # rejections are one line; other errors are counted as raw errors
             line = f"{type(error).__name__}: {error}"
-            refusal = isinstance(error, UserError) and "\n" not in str(error).strip()
-            yield {"kind": "model", **about, "outcome": "refused" if refusal else "raw error", "line": line}
+            rejection = isinstance(error, UserError) and "\n" not in str(error).strip()
+            yield {"kind": "model", **about, "outcome": "refused" if rejection else "raw error", "line": line}
             continue
         supports = {key: getattr(parser, f"supports_{key}") for key in ("tools", "bridge")}
         yield {"kind": "model", **about, "outcome": "accepted", **supports}
@@ -134,8 +134,8 @@ class Player:
             about = {"turn": number}
             try:
                 right = self._reference.conversation(messages, tools, sampled)
-            except Refused as refusal:
-                yield {"kind": "prompt", **about, **self._refused(session, messages, tools, str(refusal))}
+            except Rejected as rejection:
+                yield {"kind": "prompt", **about, **self._rejected(session, messages, tools, str(rejection))}
                 return
             try:
                 prompt = session.next_prompt(messages, tools=tools)
@@ -176,7 +176,7 @@ class Player:
             sampled[len(messages)] = frozenset(kept.difference(self._stops))
             messages = self._continued(messages, dict(session.answer), turn, play)
 
-    def _refused(self, session: Any, messages: Sequence[Message], tools: Any, refusal: str) -> Row:
+    def _rejected(self, session: Any, messages: Sequence[Message], tools: Any, rejection: str) -> Row:
         """Returns the parser's reaction to a conversation that the template rejects."""
         from rllm_core.errors import UserError
 
@@ -186,7 +186,7 @@ class Player:
             return {"outcome": "not taken", "detail": _line(error)}
         except Exception as error:
             return {"outcome": "raw error", "detail": _line(error)}
-        return {"outcome": "not taken", "detail": refusal}
+        return {"outcome": "not taken", "detail": rejection}
 
     def _continued(self, messages: list[Message], answer: Message, turn: Turn, play: Play) -> list[Message]:
         """Returns the conversation with the answer and the messages after it."""

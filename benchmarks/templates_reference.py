@@ -65,7 +65,7 @@ def stopped_clock() -> Iterator[None]:
         chat_template_utils.datetime = running
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The template rejects a conversation; the message is one line."""
 
 
@@ -112,7 +112,7 @@ class Reference:
         self._numbers = {spelling: number for number, spelling in enumerate(self._spellings)}
         longest_first = sorted(self.control, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._rendered: dict[str, str | Refused] = {}  # shared by both parsers
+        self._rendered: dict[str, str | Rejected] = {}  # shared by both parsers
         self.parts = False
         self.text_arguments = False
         self.parts = not self._prints_user("plain") and self._prints_user("plain", parts=True)
@@ -124,17 +124,17 @@ class Reference:
         """Renders a conversation.
 
         Raises:
-            Refused: If the template rejects it.
+            Rejected: If the template rejects it.
         """
         plain = [self._in_form(message) for message in messages]
         key = json.dumps([plain, list(tools or ()), prompt], default=dict)
         if key not in self._rendered:
             try:
                 self._rendered[key] = self._render(plain, tools, prompt)
-            except Refused as refusal:
-                self._rendered[key] = refusal
+            except Rejected as rejection:
+                self._rendered[key] = rejection
         found = self._rendered[key]
-        if isinstance(found, Refused):
+        if isinstance(found, Rejected):
             raise found
         return found
 
@@ -143,7 +143,7 @@ class Reference:
 
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise Refused(f"there is no template {name!r}")
+            raise Rejected(f"there is no template {name!r}")
         try:
             texts: Any = render_jinja_template(
                 conversations=[plain],
@@ -153,14 +153,14 @@ class Reference:
                 **self._variables,
             )[0]
         except Exception as error:  # templates may raise any exception
-            raise Refused(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+            raise Rejected(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
         return str(texts[0])
 
     def text_or_none(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None, **options: Any) -> str | None:
         """See `text`; None if the template rejects the conversation."""
         try:
             return self.text(messages, tools, **options)
-        except Refused:
+        except Rejected:
             return None
 
     def written(self, text: str) -> Written:
@@ -183,7 +183,7 @@ class Reference:
             sampled: Control tokens that the model sampled, by the position of its answer.
 
         Raises:
-            Refused: If the template rejects the conversation.
+            Rejected: If the template rejects the conversation.
         """
         protected = [self.protect(message) for message in messages]
         empty = [_with_empty_content(message) for message in protected]

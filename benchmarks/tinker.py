@@ -36,7 +36,7 @@ SIDES = ("ours", "cookbook", "floor")
 WARM_UP_STEPS = 3
 """Steps in which the server compiles, separately for each model."""
 ENGINE = {"max_lora_adapters": 6, "max_lora_rank": 8, "train_micro_batch_size": 64, "sample_max_num_sequences": 128}
-"""Large enough for a step to fit into a few batches, without compiling again."""
+"""Sizes with which a step fits into a few batches, without compiling again."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -47,12 +47,12 @@ from benchmarks.verl_processes import CLUSTER, SIDE_VARIABLE, cpu_seconds, spent
 
 HERE = ROOT / ".venv-verl"
 SUPPORT = ROOT / "tests" / "verl" / "support"
-VERSUS = {"sort": "", "endless": "_long"}
-"""Workloads, with the suffix of their figures."""
-PARTS = (*VERSUS, "async")
+FIGURE_SUFFIXES = {"sort": "", "endless": "_long"}
+"""Suffix of the figures of each workload."""
+PARTS = (*FIGURE_SUFFIXES, "async")
 SIDES = ("ours", "main_ppo")
 UNCHECKED = "unchecked"
-NEVER = 10**9
+FIRST_SYNC_ONLY = 10**9
 """``verl.sync_check_every`` of the side that only checks its first weight sync."""
 LORA_RANK = 8
 WARM_UP_STEPS = 3
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
 
     starter = starter_model()
     with tempfile.TemporaryDirectory() as folder, ray_cluster() as address:
-        for workload in VERSUS:
+        for workload in FIGURE_SUFFIXES:
             if workload in options.parts:
                 path = make_endless_model(starter, Path(folder) / "model") if workload == "endless" else starter
                 take_turns(workload, str(path), address, options, trials)
@@ -152,7 +152,7 @@ def take_turns(workload: str, model: str, address: str, options: argparse.Namesp
                 "steps": steps,
                 "seed": options.seed,
                 "lora_rank": LORA_RANK if options.lora else 0,
-                "sync_check_every": NEVER if side.name == UNCHECKED else 1,
+                "sync_check_every": FIRST_SYNC_ONLY if side.name == UNCHECKED else 1,
             }
             side.begin({"side": side.name, **request})
         for step in range(steps):
@@ -212,10 +212,10 @@ def figures(rows: Sequence[Row]) -> Figures:
     """Computes the figures of the measured parts."""
     found: Figures = {}
     for lora, beginning in ((False, ""), (True, "lora_")):
-        for workload, ending in VERSUS.items():
+        for workload, ending in FIGURE_SUFFIXES.items():
             of_workload = _versus(rows, workload, lora=lora)
             found |= {f"{beginning}{name}{ending}": value for name, value in of_workload.items()}
-    for workload, ending in VERSUS.items():
+    for workload, ending in FIGURE_SUFFIXES.items():
         found |= {f"{name}{ending}": value for name, value in _checks(rows, workload).items()}
     return found | _asynchronous(rows)
 

@@ -7,7 +7,7 @@ processes (Ray's daemons, workers not yet assigned) serve the side whose turn it
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -15,6 +15,8 @@ SIDE_VARIABLE = "RLLM_BENCHMARK_SIDE"
 """Environment variable that names the side of a process."""
 CLUSTER = "cluster"
 """Side of the cluster's own processes."""
+UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""Errors of reading a process that has ended, or that belongs to another user."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 Times = dict[str, dict[str, float]]
 ResultT = TypeVar("ResultT")
@@ -27,19 +29,27 @@ def cpu_seconds() -> Times:
     The time of an ended process counts for its parent, so sums over all processes never shrink.
     """
     times: Times = {}
+    for folder, side in processes():
+        try:
+            name, seconds = called((folder / "cmdline").read_bytes().split(b"\0")), seconds_of(folder)
+        except UNREADABLE:
+            continue
+        of_side = times.setdefault(side, {})
+        of_side[name] = of_side.get(name, 0.0) + seconds
+    return times
+
+
+def processes() -> Iterator[tuple[Path, str]]:
+    """Yields each process of a side, as its folder in ``/proc``, with the side."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             side = side_of(folder)
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            seconds = seconds_of(folder)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or belongs to another user
+        except UNREADABLE:
             continue
         if side is not None:
-            of_side, name = times.setdefault(side, {}), called(command)
-            of_side[name] = of_side.get(name, 0.0) + seconds
-    return times
+            yield folder, side
 
 
 def side_of(folder: Path) -> str | None:
@@ -81,7 +91,7 @@ class Measured:
             if self._skipped:
                 self._skipped -= 1
                 return await function(*arguments, **options)
-            self._folders = self._folders or self._found()
+            self._folders = self._folders or [folder for folder, side in processes() if side in self._sides]
             before = sum(map(seconds_of, self._folders))
             result = await function(*arguments, **options)
             self._seconds += sum(map(seconds_of, self._folders)) - before
@@ -93,16 +103,6 @@ class Measured:
         """Returns the seconds since the last time, and starts again from zero."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
-
-    def _found(self) -> list[Path]:
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                if folder.name.isdigit() and side_of(folder) in self._sides:
-                    found.append(folder)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-        return found
 
 
 def called(command: list[bytes]) -> str:

@@ -1,7 +1,7 @@
 """Speed of the viewer on a long run: 10,000 episodes of 4 turns and 1,500 tokens, in the format of today.
 
-The server runs as users start it, and the page in Chromium (`benchmarks.viewer_page`, in the environment of
-``make test-viewer``). Each trial of the index begins in a new process, with and without what an earlier one has kept.
+The server runs as users start it, and the page in Chromium (`benchmarks.viewer_page`, in the environment of ``make
+test-viewer``). Each trial of the index runs in a new process, once without and once with the index of an earlier one.
 Recording is measured as `benchmarks.recording` does it.
 """
 
@@ -157,7 +157,7 @@ def _text(random: np.random.Generator, words: Any, tokens: int) -> str:
 
 
 def _index(trials: RawTrials, run_folder: Path, cache: Path) -> None:
-    """Adds a row without, and one with what the first index has kept."""
+    """Adds a row without a saved index, and one with it."""
     for kind in ("index", "second"):
         said = subprocess.run(
             [sys.executable, "-c", INDEX, str(run_folder), str(cache)], check=True, capture_output=True, text=True
@@ -176,7 +176,7 @@ def page_bytes() -> int:
 
 @contextmanager
 def served(run_folder: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts the viewer as a user does, without an index from before."""
+    """Starts the viewer as a user does, without a saved index."""
     with subprocess.Popen(
         [sys.executable, "-c", "from rllm_core.cli import main; main()", "view", str(run_folder)],
         stdout=subprocess.PIPE,
@@ -218,7 +218,7 @@ def _search(trials: RawTrials, address: str, text: str) -> None:
 
 
 def memory_mb(process: int) -> float:
-    """Returns the most memory that a process has used."""
+    """Returns the peak memory of a process."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     [found] = re.findall(r"VmHWM:\s+(\d+) kB", status)
     return int(found) / 1e3

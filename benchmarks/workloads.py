@@ -49,7 +49,7 @@ GPU_TINY = {
     "rollout.max_response_tokens": 16,
     "optimizer.learning_rate": 1e-5,
 }
-"""For `benchmarks.gpu` on a CPU."""
+"""As `GPU`, small enough for a CPU."""
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "sort": SORT,

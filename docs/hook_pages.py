@@ -37,7 +37,7 @@ CONTRACT_PAGES: dict[str, str] = {
     "sandboxes": "sandbox",
 }
 
-_OF_PROVIDERS = {
+_PROVIDER_ROWS = {
     "when": "at most once per process, together with the plugin's other provider hooks, when a provider is first "
     "listed or selected",
     "order": "records have no order: two with the same name are an error that names both packages",
@@ -46,7 +46,7 @@ _OF_PROVIDERS = {
     "async": "no, and an `async def` marks the plugin as broken",
     "process": "any; a plugin may be loaded in several processes at once",
 }
-_OF_OBSERVERS = {
+_OBSERVER_ROWS = {
     "order": "one plugin after another, by name; at most one call per plugin at a time",
     "raises": "reported with the plugin's name and counted; the next plugin is called and the run continues. A call "
     "over 10 seconds switches the plugin's observers off for the rest of the run",
@@ -77,12 +77,12 @@ def _answers(name: str) -> Iterator[tuple[str, str]]:
     if name not in RECORDS:
         of_state = "a JSON object or None" if name == "save_plugin_state" else "ignored"
         returned = "a list of lines, or None" if name in REMARK_HOOKS else of_state
-        raises = _OF_OBSERVERS["raises"].replace("10 seconds", f"{60 if name == 'closing_lines' else 10} seconds")
-        yield from {"returns": returned, **_OF_OBSERVERS, "raises": raises}.items()
+        raises = _OBSERVER_ROWS["raises"].replace("10 seconds", f"{60 if name == 'closing_lines' else 10} seconds")
+        yield from {"returns": returned, **_OBSERVER_ROWS, "raises": raises}.items()
         return
     record = RECORDS[name]
     yield "returns", f"an iterable of `rllm_core.providers.{record.__name__}`; a generator works too"
-    yield from _OF_PROVIDERS.items()
+    yield from _PROVIDER_ROWS.items()
     if name in CONTRACT_PAGES:
         yield "contract", f"[rules and checks](../contracts/{CONTRACT_PAGES[name]}.md)"
 

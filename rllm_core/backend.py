@@ -205,7 +205,7 @@ class BackendProtocol(ABC, Generic[BatchT]):
         Called after `init_rollout_engine`, also after a checkpoint was loaded; `shutdown` releases it. Without this
         method, a group scorer cannot sample from version 0 of the policy.
         """
-        raise NotImplementedError(f"backend {self.name!r} keeps no weights but the current ones for sampling")
+        raise NotImplementedError(f"backend {self.name!r} keeps only its current weights for sampling")
 
     @abstractmethod
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> BatchT:

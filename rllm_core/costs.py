@@ -104,8 +104,8 @@ class Tally:
 
 SAMPLING, JUDGE, TEACHER, TOOLS, REWARDS = "sampling", "judge", "teacher", "tools", "rewards"
 TRAINING, LOGPROBS = "training", "logprobs"
-OF_TRAINER = (TRAINING, LOGPROBS)
-"""Kinds that are not calls of rollouts, and that do not count toward a budget of tokens or calls."""
+TRAINER_KINDS = (TRAINING, LOGPROBS)
+"""Kinds of the trainer's costs, which do not count toward a budget of tokens or calls."""
 
 _current: ContextVar[Tally | None] = ContextVar("tally", default=None)
 _outside = Tally()
@@ -184,7 +184,7 @@ def _money(spent: Spent, kind: str, config: CostsConfig) -> float:
 
 def amounts_of(kinds: Mapping[str, Spent], config: CostsConfig) -> dict[str, float]:
     """Returns the amounts that a budget can limit: ``tokens``, ``calls`` and, with prices, ``money``."""
-    counted = [spent for kind, spent in kinds.items() if kind not in OF_TRAINER]
+    counted = [spent for kind, spent in kinds.items() if kind not in TRAINER_KINDS]
     money = money_of(kinds, config)
     return {
         "tokens": sum(spent.prompt_tokens + spent.completion_tokens for spent in counted),

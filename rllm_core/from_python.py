@@ -167,4 +167,4 @@ def _reported() -> Iterator[list[str]]:
         yield left
     finally:
         if left:
-            logger.warning("left behind, since it did not stop: %s", ", ".join(left))
+            logger.warning("left running, because it did not stop: %s", ", ".join(left))

@@ -82,7 +82,7 @@ SPLIT: dict[str, str | tuple[str, ...]] = {
     "rllm_core.sandbox": "rllm_core.builtin.sandbox",
     "rllm_core.testing": ("rllm_devkit.checks", "rllm_devkit.scripted"),
 }
-"""Modules that some names moved from, and the new modules of these names. Their ``__getattr__`` is `moved_names`."""
+"""New modules of names that moved, by old module and name. The ``__getattr__`` of the old modules is `moved_names`."""
 
 RENAMED = {
     "rllm_core.algorithms.torch_losses.Reinforce": "ReinforceLoss",

@@ -19,7 +19,7 @@ __path__: list[str] = []  # lets submodules that moved be imported by their old 
 
 Advantages = npt.NDArray[np.float64]
 Credit = Advantages | list[Advantages]
-"""Advantages of a trajectory: one number per step, ``(steps,)``, or for each step ``(completion_tokens,)``."""
+"""Advantages of a trajectory: ``(steps,)``, or a list with ``(completion_tokens,)`` for each step."""
 
 
 class AdvantageEstimator(Configured, ABC):

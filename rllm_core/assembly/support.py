@@ -84,7 +84,7 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
     algorithm, training, backend = config.algorithm, config.training, f"backend {config.backend!r}"
     elsewhere = "or use another backend (rllm-core backends lists what each supports)"
 
-    def refuse(key: str, value: str, allowed: Collection[str]) -> ConfigError:
+    def unsupported(key: str, value: str, allowed: Collection[str]) -> ConfigError:
         near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.6)
         return ConfigError(
             f"{key} = {value!r} is not supported by {backend}, which supports: {', '.join(allowed)}; "
@@ -92,25 +92,25 @@ def check_support(config: RunConfig, capabilities: Capabilities, chosen: Algorit
         )
 
     if algorithm.loss not in support.losses and not _is_qualified_loss(algorithm.loss, capabilities, plugins):
-        raise refuse("algorithm.loss", algorithm.loss, support.losses)
+        raise unsupported("algorithm.loss", algorithm.loss, support.losses)
     if algorithm.loss not in capabilities.losses:
         policy_loss(config, plugins)  # a loss from the hook: check that it loads and its options are valid
     if algorithm.aggregation not in support.aggregations:
-        raise refuse("algorithm.aggregation", algorithm.aggregation, support.aggregations)
+        raise unsupported("algorithm.aggregation", algorithm.aggregation, support.aggregations)
     if algorithm.corrections and support.proximal_policies == ("rollout",):
         raise ConfigError(
             f"algorithm.corrections = {list(algorithm.corrections)} must be empty: {backend} supports no proximal "
             f"policy but the sampling policy; remove them, {elsewhere}"
         )
     if algorithm.proximal_policy not in support.proximal_policies:
-        raise refuse("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
+        raise unsupported("algorithm.proximal_policy", algorithm.proximal_policy, support.proximal_policies)
     if algorithm.kl.coefficient > 0 and not support.kl_places:
         raise ConfigError(
             f"algorithm.kl.coefficient = {algorithm.kl.coefficient} must be 0: {backend} has no reference model; "
             f"remove it, {elsewhere}"
         )
     if algorithm.kl.coefficient > 0 and algorithm.kl.place not in support.kl_places:
-        raise refuse("algorithm.kl.place", algorithm.kl.place, support.kl_places)
+        raise unsupported("algorithm.kl.place", algorithm.kl.place, support.kl_places)
     for key, value in (
         ("entropy_coefficient", algorithm.entropy_coefficient),
         ("entropy_coefficient_final", algorithm.entropy_coefficient_final or 0),

@@ -35,7 +35,7 @@ def _checked(found: Iterator[Conversation], name: str) -> Iterator[Conversation]
             if not _is_conversation(conversation):
                 raise PluginError(
                     f"workflow {name!r}: warm_start() yielded {conversation!r:.80}; yield lists of messages such as "
-                    "{'role': 'user', 'content': '...'}, with one of the assistant at least"
+                    "{'role': 'user', 'content': '...'}, at least one of them from the assistant"
                 )
             made += 1
             yield conversation

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything, print what is set, where, and what follows from it, and stop. With -v also defaults.",
+    help="Check the run without starting it; print settings, their sources and the resulting limits. -v adds defaults.",
 )
 @click.option(
     "--like",
@@ -88,9 +88,9 @@ def train(
     if resume and init_from is not None:
         raise ConfigError("--init-from starts a new run; leave out --resume, and choose a new --run-dir")
     if like is not None and not dry_run:
-        raise ConfigError("--like predicts the costs of a run that is not started; add --dry-run")
+        raise ConfigError("--like needs --dry-run: it predicts costs without starting the run")
     if device_memory is not None and not dry_run:
-        raise ConfigError("--device-memory is an option of --dry-run: a run uses the devices that are there")
+        raise ConfigError("--device-memory needs --dry-run: a run uses the memory of its devices")
     device_bytes = None if device_memory is None else parse_bytes(device_memory)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     target = starting.target_to_train(target, run_dir, resume=resume)

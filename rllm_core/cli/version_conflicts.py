@@ -93,7 +93,7 @@ CONFLICTS = (
 
 @dataclass(frozen=True)
 class KnownLimit:
-    """A fault of a package version, which is therefore refused or worked around.
+    """A fault of a package version, which is therefore rejected or worked around.
 
     Attributes:
         installed: Requirement for the case to apply.
@@ -115,7 +115,7 @@ LIMITS = (
     KnownLimit(
         installed="verl==0.9.1",
         limit="rounds merged LoRA weights to bfloat16",
-        instead="[verl.lora] merges in float32 with verl.strategy = 'fsdp2', and refuses float32 with 'fsdp'",
+        instead="[verl.lora] merges in float32 with verl.strategy = 'fsdp2', and rejects float32 with 'fsdp'",
     ),
 )
 

@@ -59,7 +59,7 @@ class AlgorithmConfig(Section, use_attribute_docstrings=True):
     aggregation: Literal[
         "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
     ] = "token_mean"
-    """Aggregation of token losses: the mean over all tokens of the step, or over sequences the mean of each one's mean,
+    """Aggregation of token losses: the mean over all tokens of the step, or the mean over sequences of each one's mean,
     its sum, or its sum divided by a constant.
     """
     aggregation_norm_tokens: Annotated[int | None, Field(ge=1)] = None

@@ -21,16 +21,16 @@ class PricesConfig(Section, use_attribute_docstrings=True):
     thousand_calls: Price = 0.0
     """Price of a thousand calls."""
     hour: Price = 0.0
-    """Price of an hour of calls; those at the same time add up."""
+    """Price of an hour of calls; concurrent calls add up."""
 
 
 class BudgetConfig(Section, use_attribute_docstrings=True):
     """``[costs.budget]``: what a run may spend over all launches. It stops before, with a checkpoint."""
 
     tokens: Annotated[int | None, Field(ge=1)] = None
-    """Maximum tokens to and from models, without those of training. Defaults to no limit."""
+    """Maximum tokens to and from models, excluding training. Defaults to no limit."""
     calls: Annotated[int | None, Field(ge=1)] = None
-    """Maximum calls to models, tools and reward functions, without those of training. Defaults to no limit."""
+    """Maximum calls to models, tools and reward functions, excluding training. Defaults to no limit."""
     money: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     """Maximum cost by the prices. Defaults to no limit."""
 

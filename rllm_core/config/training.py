@@ -18,7 +18,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     steps: Annotated[int, Field(ge=0)] = 100
     """Optimizer steps in the run."""
     init_from: Annotated[str | None, Field(min_length=1)] = None
-    """Run folder, `RUN` or `RUN:STEP`, whose latest checkpoint, or that of the step, has the initial weights. The
+    """Run folder with the initial weights: `RUN` for its latest checkpoint, or `RUN:STEP` for that of a step. The
     optimizer and counters start afresh. Relative to the run file. Defaults to the weights of the model.
     """
     seed: Annotated[int, Field(ge=0)] = 0
@@ -52,7 +52,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     validation_rollouts: Annotated[int, Field(ge=0)] = 512
     """Rollouts per validation, spread evenly over its tasks. 0 disables validation."""
     groups_kept_per_step: Annotated[int, Field(ge=0)] = 1
-    """Whole groups written to groups.jsonl per step; of each validation, four times as many tasks. 0 records none."""
+    """Groups recorded in groups.jsonl per step; per validation, four times as many tasks. 0 records none."""
     answers_table_every_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between tables of the sampled answers in these groups, for trackers that show tables and, with
     rllm-viewer, for the terminal. 0 shows none.

@@ -81,7 +81,7 @@ class Teacher:
         """Scores each unbroken sequence with one call, and splits the result into turns."""
         for segment in trained_segments(trajectory):
             last, first = steps[segment.last], steps[segment.trained[0]]
-            _refuse_media(last)
+            _reject_media(last)
             whole = np.concatenate((last.prompt_ids, last.completion_ids))
             start = len(first.prompt_ids)
             known = await self._ask(token_ids(whole), start)
@@ -95,7 +95,7 @@ class Teacher:
         step = steps[position]
         assert self.parser is not None
         assert self._vocabularies is not None
-        _refuse_media(step)
+        _reject_media(step)
         if position == 0:
             self._check_prompt(step)
         alignment = align(step.completion_ids, *self._vocabularies, self._stops)
@@ -170,6 +170,6 @@ def _scored(step: Step, alignment: Alignment, teacher_logprobs: npt.NDArray[np.f
     return step.model_copy(update=update)
 
 
-def _refuse_media(step: Step) -> None:
+def _reject_media(step: Step) -> None:
     if step.prompt_media:
         raise ConfigError("a teacher reads only text, but a prompt contains images")

@@ -190,10 +190,10 @@ class FetchConversations(Message, tag="fetch_conversations"):
     """Asks for conversations for a model made from scratch. The worker answers with `Conversations` or `Unlisted`.
 
     Attributes:
-        stream: Number of the stream that the conversations belong to; a new number begins a new stream.
+        stream: Number of the stream that the conversations belong to; a new number starts a new stream.
         count: How many conversations to send.
         random_state: Random state of a new stream: the 625 numbers of a Mersenne Twister, as in Python's
-            ``random.getstate()[1]``. Equal states begin equal streams.
+            ``random.getstate()[1]``. Equal states start equal streams.
     """
 
     stream: int

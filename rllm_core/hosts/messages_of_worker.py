@@ -40,11 +40,11 @@ class Broken(Message, tag="broken"):
 
 
 class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True):
-    """An element of a path: a fork that has a name, or that begins after a step.
+    """An element of a path: a fork that has a name, or that starts after a step.
 
     Attributes:
         name: Name of the fork, or its number among the forks without a name. The fork's seed derives from this.
-        after: Id of the step after which the fork begins; "" if it begins empty.
+        after: Id of the step after which the fork starts; "" if it starts empty.
         repeat: How many earlier forks of this conversation have the same name.
     """
 

@@ -211,7 +211,7 @@ class PlayedRollout:
         """Returns the conversation at a path; creates it, and the forks on the path to it, if they are new.
 
         Raises:
-            ValueError: If a fork's number is not positive, or a fork begins after a step that was not sampled here.
+            ValueError: If a fork's number is not positive, or a fork starts after a step that was not sampled here.
         """
         found = self._conversations.get(path)
         if found is not None:

@@ -15,7 +15,7 @@ from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_f
 MAX_TRACEBACK_CHARACTERS = 8000
 
 
-class Refused(ValueError):
+class Rejected(ValueError):
     """Error for an episode that training cannot use; not retried, since a retry would return the same episode."""
 
 
@@ -29,7 +29,7 @@ def failure_of(error: BaseException) -> RolloutFailed:
         return RolloutFailed(TerminationReason.TIMEOUT, blamed(error))
     if isinstance(error, EngineError):
         return RolloutFailed(TerminationReason.ENGINE_ERROR, str(error))
-    if isinstance(error, Refused):
+    if isinstance(error, Rejected):
         return RolloutFailed(TerminationReason.ERROR, str(error), is_final=True)
     raised = error.__cause__ if isinstance(error, Escaped) and error.__cause__ is not None else error
     trace = well_formed("".join(traceback.format_exception(raised)))[-MAX_TRACEBACK_CHARACTERS:]

@@ -18,7 +18,7 @@ from rllm_core.scope import Calls, RolloutEnded, RolloutScope, timing
 from rllm_core.types import Episode, Record, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
 
-_OF_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
+_SET_BY_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
 class Session(Protocol):
@@ -121,7 +121,7 @@ class RunningRollout:
             self._trajectory(returned, trajectory) if isinstance(trajectory, Trajectory) else type(trajectory).__name__
             for trajectory in returned.trajectories
         ]
-        return wire.Ended(number, trajectories=trajectories, fields=_fields(returned, Episode, _OF_RUN))
+        return wire.Ended(number, trajectories=trajectories, fields=_fields(returned, Episode, _SET_BY_RUN))
 
     def _trajectory(self, episode: Episode, trajectory: Trajectory) -> wire.ReturnedTrajectory:
         steps: list[wire.ReturnedStep | str] = [

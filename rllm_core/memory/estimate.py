@@ -124,7 +124,7 @@ def parse_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS or float(found[1]) == 0:
-        raise ConfigError(f"{text!r} is not a size of memory; write for example 80GB or 79.2GiB")
+        raise ConfigError(f"{text!r} is not a memory size; use for example 80GB or 79.2GiB")
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -6,9 +6,7 @@ torch allocates. Sources are in the docstrings. Symbols: H hidden size, I interm
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 CONFIG_FILE = "config.json"
@@ -167,12 +165,6 @@ class TransformerShape:
         if checkpointing:
             return (self.layers + 2) * inputs + layer + gradients
         return self.layers * layer + 2 * inputs + gradients
-
-
-def shape_in(folder: str | Path) -> TransformerShape | None:
-    """Returns the shape of the model in a folder; None if it has no ``config.json``, or one that is not supported."""
-    file = Path(folder) / CONFIG_FILE
-    return TransformerShape.of(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def adam_state_bytes(parameters: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from rllm_core.types import FrozenDict
 
 _MAY_BE_LEFT_OUT = {"name", "reasoning_content"}
-_OF_CLIENTS = {"annotations", "audio", "function_call", "provider_specific_fields", "refusal"}
+_ADDED_BY_CLIENTS = {"annotations", "audio", "function_call", "provider_specific_fields", "refusal"}
 
 
 def same_message(theirs: FrozenDict, ours: FrozenDict) -> bool:
@@ -28,7 +28,9 @@ def same_message(theirs: FrozenDict, ours: FrozenDict) -> bool:
 
 
 def _canonical(message: FrozenDict) -> dict[str, Any]:
-    plain = {key: value for key, value in message.items() if key not in _OF_CLIENTS and value not in (None, "", [])}
+    plain = {
+        key: value for key, value in message.items() if key not in _ADDED_BY_CLIENTS and value not in (None, "", [])
+    }
     for alias in ("reasoning", "thinking"):
         if alias in plain:
             plain.setdefault("reasoning_content", plain.pop(alias))

@@ -64,9 +64,9 @@ class PluginManager:
         self._plugins = [*map(Plugin, candidates)]
         self._of_user: dict[tuple[type[Provider], str], Provided[Any]] = {}
         for plugin in self._plugins:
-            refusal = self.settings.refusal(plugin.candidate)
-            if refusal is not None:
-                plugin.status, plugin.error = "disabled", refusal
+            reason = self.settings.reason_disabled(plugin.candidate)
+            if reason is not None:
+                plugin.status, plugin.error = "disabled", reason
             elif plugin.candidate.error is not None:
                 plugin.status, plugin.error = "broken", plugin.candidate.error
         self._plugins.append(self._core)

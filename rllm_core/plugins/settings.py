@@ -67,7 +67,7 @@ class Settings:
             trace=_switch(environ, "RLLM_TRACE_PLUGINS"),
         )
 
-    def refusal(self, candidate: Candidate) -> str | None:
+    def reason_disabled(self, candidate: Candidate) -> str | None:
         """Returns the reason why a plugin may not be used, or None."""
         if self.blocked is True or (self.blocked and any(map(candidate.is_named, self.blocked))):
             return "--no-plugins was given"

@@ -95,7 +95,7 @@ class RunDir:
                 raise ConfigError(f"run folder {path} holds no run to resume; leave out --resume")
             self._lock = self._take_lock()
             try:
-                self._refuse_changed(sources)
+                self._reject_changed(sources)
                 if resume:
                     self._continue(config, keeps_start)
                 write_whole(path / "run.toml", to_toml(self.config.to_tables()))
@@ -169,7 +169,7 @@ class RunDir:
         if new:
             self.write_json(FILES, known)
 
-    def _refuse_changed(self, sources: Sequence[str]) -> None:
+    def _reject_changed(self, sources: Sequence[str]) -> None:
         known: dict[str, dict[str, str]] = self.read_json(FILES) or {}
         for source in sources:
             entry = known.get(source)
@@ -185,8 +185,9 @@ class RunDir:
         changed = changed_keys(run_file, config)
         if changed:
             raise ConfigError(
-                f"run folder {self.path} was made with another run file; these differ: {', '.join(changed)}. "
-                f"Resume with the same file, or start a new run from its weights: --init-from {self.path}"
+                f"run folder {self.path} was started with a different run file; these keys differ: "
+                f"{', '.join(changed)}. Resume with the same file, "
+                f"or start a new run from its weights: --init-from {self.path}"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)

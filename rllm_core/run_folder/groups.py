@@ -26,7 +26,7 @@ SHARED_FIELDS = ("messages", "tools", "prompt_ids", "prompt_media")
 """Fields of a conversation's first step that rollouts of a group usually share."""
 
 RULES = ("first", "best", "worst", "divided")
-"""Rules for the groups to record, which take turns: the oldest, highest and lowest mean reward, largest spread."""
+"""Rules that take turns in choosing the groups to record: oldest, highest and lowest mean reward, largest spread."""
 
 MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
 """Names of the per-token values that a rollout may have for its trained tokens."""

@@ -65,8 +65,9 @@ class InitialWeights:
         before, now = source.get("backend", "local"), config.backend
         if before.rpartition("/")[2] != now.rpartition("/")[2]:
             raise ConfigError(
-                f"training.init_from: the checkpoints of {self.run} are those of backend {before!r}, and this run uses "
-                f"{now!r}; use the same backend, or export the model (rllm-core export-model) and set model.path to it"
+                f"training.init_from: the checkpoints of {self.run} were saved by backend {before!r}, but this run "
+                f"uses {now!r}; use the same backend, or export the model (rllm-core export-model) and set model.path "
+                "to it"
             )
         before, now = source.get("model", {}).get("path", ""), config.model.path
         if before != now:
@@ -121,7 +122,7 @@ def checked(config: RunConfig, recorded: dict[str, Any] | None = None) -> Initia
     initial.check(config)
     if recorded is not None and recorded != initial.to_json():
         raise ConfigError(
-            f"training.init_from = {str(initial)!r} is another checkpoint than the one that this run started from; "
+            f"training.init_from = {str(initial)!r} is not the checkpoint that this run started from; "
             "restore it, or start a new run"
         )
     return initial

@@ -73,7 +73,7 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
         ) from error
     known, rest = _by_step(lines)
     if not known:
-        raise ConfigError(f"{run} has no {COSTS}.jsonl with optimizer steps; name a run that has trained some")
+        raise ConfigError(f"{run} has no {COSTS}.jsonl with optimizer steps; name a run that has trained steps")
     scale = rollouts / (before["groups_per_step"] * before["rollouts_per_group"])
     last = known[-max(len(known) // LAST_SHARE, 1) :]
     more = max(steps - len(known), 0)

@@ -40,7 +40,7 @@ RESUMABLE = frozenset(
         ("rollout", "python"),
     }
 )
-"""Keys that may change on resume because nothing trained so far depends on them. All of ``[costs]`` may change, too."""
+"""Keys that may change on resume because nothing trained so far depends on them. So may all keys of ``[costs]``."""
 
 
 def changed_keys(run_file: Path, config: RunConfig) -> list[str]:

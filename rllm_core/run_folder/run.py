@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The files that a run has written so far; every property reads them anew.
+    """The files that a run has written so far; every property reads them again.
 
         run = Run("runs/sort-20260101-120000")
         run.metrics["reward_mean"]

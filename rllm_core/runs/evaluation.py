@@ -132,14 +132,14 @@ async def evaluate(
     config, workflow = resolved.config, host.hosted.workflow
     if not workflow.samples:
         raise ConfigError(
-            f"workflow {config.workflow!r} never asks the model, so there is nothing to evaluate; validations of "
+            f"workflow {config.workflow!r} never calls the model, so there is nothing to evaluate; validations of "
             "rllm-core train report the likelihood of its example conversations"
         )
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
     if len(tasks) == ENDLESS and task_limit is None:
-        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; say how many: --tasks N")
+        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; limit them with --tasks N")
     estimators, scorer = Algorithm.of(resolved).estimators, scorer_of(resolved)
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:

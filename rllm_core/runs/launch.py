@@ -161,7 +161,7 @@ class _Launch:
             progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
             if config.training.trajectories_per_step:
                 progress.note(
-                    "training.trajectories_per_step is deprecated; training.groups_kept_per_step keeps whole groups"
+                    "training.trajectories_per_step is deprecated; use training.groups_kept_per_step, which records groups"
                 )
             if restarted:
                 progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")

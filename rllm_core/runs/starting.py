@@ -18,7 +18,7 @@ from rllm_core.run_folder.progress import for_terminal
 from rllm_core.runs import evaluation, launch
 from rllm_core.workflow import Split
 
-LONGEST_NAME = 100  # of a run folder, without its date
+MAX_NAME_CHARACTERS = 100  # of a run folder, without its date
 
 
 def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -> str:
@@ -76,7 +76,7 @@ def folder_of(parts: Parts, run_dir: Path | None) -> Path:
     section = section_name(parts.config.workflow)
     environment = getattr(parts.config.plugins.get(section), "environment", None)  # of NAME/VARIANT
     what = f"{section}-{environment}" if isinstance(environment, str) and environment else section
-    name = f"{re.sub(r'[^A-Za-z0-9_.-]', '-', what)[:LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]', '-', what)[:MAX_NAME_CHARACTERS]}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         path = Path("runs") / f"{name}{suffix}"
         if not path.exists():

@@ -18,7 +18,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_CHARACTERS = 500
-MOST_FRAMES = 50
+MAX_FRAMES = 50
 
 
 def die_with_parent() -> None:
@@ -92,7 +92,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name, str(trace.tb_frame.f_globals.get("__name__"))))
         trace = trace.tb_next
-    return frames[: -MOST_FRAMES - 1 : -1]
+    return frames[: -MAX_FRAMES - 1 : -1]
 
 
 def main(kind: str, target: str, memory_bytes: str, output_bytes: str, seconds: str) -> None:

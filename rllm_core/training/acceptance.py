@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_core.hosts.rollout_failures import Refused
+from rllm_core.hosts.rollout_failures import Rejected
 from rllm_core.plugins.blame import defined_at
 from rllm_core.scope import SAMPLED, RolloutScope, sampled_of
 from rllm_core.text import printable
@@ -47,14 +47,14 @@ def accept(
         checked, since nothing in it is trained.
 
     Raises:
-        Refused: If training cannot use it.
+        Rejected: If training cannot use it.
     """
     try:
         return _accepted(returned, task, workflow, scope, needs_reward)
-    except Refused as refusal:
+    except Rejected as rejection:
         place = defined_at(type(workflow).run)
         where = f", {place.where}" if place is not None and place.where else ""
-        raise Refused(f"{refusal} (run() of workflow {workflow.name!r}{where})") from None
+        raise Rejected(f"{rejection} (run() of workflow {workflow.name!r}{where})") from None
 
 
 def _accepted(
@@ -62,12 +62,12 @@ def _accepted(
 ) -> Episode:
     if not isinstance(returned, Episode):
         hint = "; a return is missing" if returned is None else ""
-        raise Refused(
+        raise Rejected(
             f"run() returned {type(returned).__name__}, not an Episode{hint}; return self.episode(task, steps, "
             "reward=...) or an rllm_core.types.Episode"
         )
     if returned.task_id != task.task_id:
-        raise Refused(
+        raise Rejected(
             f"run() returned an episode of task {printable(str(returned.task_id))!r}; return one with "
             "task_id=task.task_id, made in this call"
         )
@@ -87,17 +87,17 @@ def _accepted(
 def _trajectories(episode: Episode) -> Iterator[Trajectory]:
     for trajectory in episode.trajectories:
         if not isinstance(trajectory, Trajectory):
-            raise Refused(f"trajectories contains a {type(trajectory).__name__}; use rllm_core.types.Trajectory")
+            raise Rejected(f"trajectories contains a {type(trajectory).__name__}; use rllm_core.types.Trajectory")
         yield trajectory
 
 
 def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
     if not isinstance(step, Step):
-        raise Refused(
+        raise Rejected(
             f"a trajectory contains a {type(step).__name__}; put the steps that completer.complete() returned in it"
         )
     if step.step_id in seen:
-        raise Refused(
+        raise Rejected(
             "a step appears twice in the episode and would be trained twice; put each step that "
             "completer.complete() returned into one trajectory, once"
         )
@@ -106,7 +106,7 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
         return  # target tokens of supervised training, which the policy did not sample
     sampled = scope.sampled.get(step.step_id)
     if sampled is None:
-        raise Refused(
+        raise Rejected(
             "a step was not sampled in this rollout; use only steps that this call's completer and its forks "
             "returned, and keep none in the workflow between rollouts"
         )
@@ -114,7 +114,7 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
         return
     for name, original in zip(SAMPLED, sampled, strict=True):
         if not _same(step.__dict__.get(name), original):
-            raise Refused(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
+            raise Rejected(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
 
 
 def _same(mine: Any, original: Any) -> bool:
@@ -130,25 +130,25 @@ def _check_reward(
 ) -> None:
     group = workflow.group_of(episode, trajectory)
     if not isinstance(group, str) or not group:
-        raise Refused(f"group_of() returned {printable(repr(group))}; return a name, such as trajectory.role")
+        raise Rejected(f"group_of() returned {printable(repr(group))}; return a name, such as trajectory.role")
     if not trajectory.has_reward and not needs_reward(group):
         return
     if not trajectory.has_reward:
-        raise Refused(
+        raise Rejected(
             f"the trajectory of role {trajectory.role!r} has no reward; pass reward=..., or set the rewards of its "
             "steps. A missing reward is not a reward of 0"
         )
     for reward in (trajectory.reward, *(step.reward for step in trajectory.steps)):
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-            raise Refused(f"{printable(repr(reward))} is not a reward; a reward must be a finite number")
+            raise Rejected(f"{printable(repr(reward))} is not a reward; a reward must be a finite number")
     for value in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
         if not abs(value) <= MAX_REWARD:
-            raise Refused(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
+            raise Rejected(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
 
 
 def _check_metrics(metrics: dict[str, float]) -> None:
     if len(metrics) > MAX_METRICS:
-        raise Refused(
+        raise Rejected(
             f"metrics has {len(metrics):,} entries, but the limit is {MAX_METRICS:,}; put data into metadata, and only "
             "numbers to average into metrics"
         )

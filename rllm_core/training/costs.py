@@ -132,7 +132,7 @@ class Budget:
             if spent[name] + needed > limit or len(self.limits) == 1:
                 said += ", too much to start another group"
                 break
-        return f"the budget ended the run: {said}. To go on, resume it with a larger costs.budget.{name}"
+        return f"the budget ended the run: {said}. To continue, resume it with a larger costs.budget.{name}"
 
     def _changed(self) -> None:
         if not self._is_over:

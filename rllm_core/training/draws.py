@@ -22,7 +22,7 @@ class TaskDraws:
     of a sync window have ended by then, so that the sampler's choices do not depend on which group ended first.
 
     Args:
-        sampler: Task sampler, which has begun with the same tasks.
+        sampler: Task sampler, which has started with the same tasks.
         tasks: Training tasks.
     """
 
@@ -129,7 +129,7 @@ class TaskDraws:
         try:
             json.dumps(state, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise RunError(f"{self._sampler.label}: state_dict() returned what JSON cannot hold: {error}") from error
+            raise RunError(f"{self._sampler.label}: state_dict() returned a value that is not JSON: {error}") from error
         ended = {result.ordinal for result in self._results}
         return {
             "drawn": self._drawn,

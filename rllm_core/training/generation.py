@@ -132,7 +132,7 @@ class Generation:
     def _check_skips(self, in_a_row: int) -> None:
         if in_a_row > min(2 * len(self.stream.tasks), MAX_SKIPS):
             raise RunError(
-                f"training.sampler = {self.config.training.sampler!r} chose only tasks in quarantine, {in_a_row} in a "
+                f"training.sampler = {self.config.training.sampler!r} chose only quarantined tasks, {in_a_row} in a "
                 f"row, although {len(self.quarantine.tasks)} of {len(self.stream.tasks)} tasks are; choose another"
             )
 

@@ -30,7 +30,7 @@ from rllm_core.training.rollouts import Rollout
 from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 VALIDATION_TASKS = 4
-"""Number of tasks recorded per validation, multiplied by ``training.groups_kept_per_step``."""
+"""Tasks recorded per validation, for each group that ``training.groups_kept_per_step`` records per step."""
 
 _NOTHING = TokenMeasures()
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
-    """Identity of a rollout attempt. Its seeds derive from all fields except `incarnation`, so a retry samples anew.
+    """Identity of a rollout attempt. Its seeds derive from all fields except `incarnation`, so a retry samples again.
 
     Attributes:
         purpose: ``train``, ``validation`` or ``eval``.

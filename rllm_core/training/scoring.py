@@ -25,7 +25,7 @@ from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.types import Episode, MessageLike, SamplingParams, Step, Task, Trajectory, freeze
 
 SCORE = "group_scorer"
-"""Key of an episode's metadata that holds its score, with the parts that are texts."""
+"""Key of an episode's metadata for its score, including the parts that are texts."""
 
 CLOSING_TIMEOUT_SECONDS = 10.0
 

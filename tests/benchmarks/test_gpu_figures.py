@@ -43,7 +43,7 @@ def steps(side: str, seconds: list[float], **counts: Any) -> list[dict[str, Any]
 def test_the_time_is_divided_among_the_sides() -> None:
     turns = gpu.plan(["local", "trl", "verl"], 10)
     assert [turn.side for turn in turns] == ["local", "trl", "verl"]
-    assert sum(turn.seconds for turn in turns) + gpu.SAVED_SECONDS == pytest.approx(600)
+    assert sum(turn.seconds for turn in turns) + gpu.RESERVED_SECONDS == pytest.approx(600)
     with pytest.raises(ValueError, match="leaves no time for 3 sides"):
         gpu.plan(["local", "trl", "verl"], 0.5)
 
@@ -83,7 +83,7 @@ def test_every_side_is_asked_for_the_same_model() -> None:
 @pytest.mark.parametrize(
     ("hangs_at", "fails_at", "seconds", "timed", "reason"),
     [
-        (0, 0, 60, gpu.MOST_STEPS, None),
+        (0, 0, 60, gpu.MAX_STEPS, None),
         (4, 0, 3, 1, None),
         (1, 0, 3, 0, "no time left after 0 steps; use --minutes"),
         (0, 5, 60, 2, "ended with exit code 3"),
@@ -102,7 +102,7 @@ def test_a_side_that_fails_or_hangs_ends_in_time(
     monkeypatch.setattr(sides, "ROOT", tmp_path)
     monkeypatch.setitem(gpu.MODULES, "local", "scripted_side")
     trials: Any = Trials()
-    request = {"steps": gpu.WARM_UP_STEPS + gpu.MOST_STEPS, "device": "cpu", "hangs_at": hangs_at, "fails_at": fails_at}
+    request = {"steps": gpu.WARM_UP_STEPS + gpu.MAX_STEPS, "device": "cpu", "hangs_at": hangs_at, "fails_at": fails_at}
     gpu.train(gpu.Turn("local", seconds), request, sys.executable, trials)
     assert sum(row["kind"] == "step" and row["step"] > gpu.WARM_UP_STEPS for row in trials.rows) == timed
     failed = [row["reason"] for row in trials.rows if row["kind"] == "failed"]

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks import templates, templates_player, trials
-from benchmarks.templates_reference import TOOL, Reference, Refused
+from benchmarks.templates_reference import TOOL, Reference, Rejected
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, ParsedCompletion, ParsedToolCall, ParserSession, Termination, Turn
 
@@ -484,7 +484,7 @@ def test_templates_are_found_where_model_folders_have_them(make_folder: MakeFold
     assert Reference(folder).text(question) == written
     assert Reference(folder).text(question, [TOOL]) == "1 tools"
     path.write_text(json.dumps(config))
-    with pytest.raises(Refused, match="no template"):
+    with pytest.raises(Rejected, match="no template"):
         Reference(folder).text(question)
 
 

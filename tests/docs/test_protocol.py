@@ -26,7 +26,7 @@ def test_the_tables_are_generated() -> None:
 
 def test_every_message_has_its_place_in_the_order() -> None:
     said = PROTOCOL.section("The order of messages") + PROTOCOL.section("Cancellation")
-    said += PROTOCOL.section("Idle workers") + PROTOCOL.section("What costs a worker")
+    said += PROTOCOL.section("Idle workers") + PROTOCOL.section("Errors that end a worker")
     assert [tag(message) for message in (*FROM_RUN, *FROM_WORKER) if f"`{tag(message)}`" not in said] == []
     assert {tag(part) for part in PARTS} <= PROTOCOL.anchors
 
@@ -58,7 +58,7 @@ def test_the_fields_of_records_are_complete() -> None:
     for what, fields in rows:
         record = what.strip() or record
         found.setdefault(record, set()).update(re.findall(r"`(\w+)`", fields))
-    assert found["episode"] == Episode.model_fields.keys() - running._OF_RUN
+    assert found["episode"] == Episode.model_fields.keys() - running._SET_BY_RUN
     assert found["trajectory"] == Trajectory.model_fields.keys() - {"steps"}
     assert found["step"] == {"reward", "token_rewards", "advantages", "metadata"} < Step.model_fields.keys()
     table = section.partition("| reason | when |")[2]

@@ -184,7 +184,7 @@ def test_what_harms_nobody_else_is_trained(train: Train, way: str) -> None:
     if way == "changes_the_reward_later":
         assert ended.summary["validation"][0]["reward_mean"] == 0.25
     if way in ("leaves_work_in_the_pool", "leaves_a_stubborn_task"):
-        assert "left behind, since it did not stop: " in ended.err
+        assert "left running, because it did not stop: " in ended.err
         assert "rude.py:" in ended.err
     if way == "leaves_a_thread":
         assert "poller" in ended.err
@@ -213,7 +213,7 @@ def test_a_run_that_stalls_says_where_and_ends(train: Train) -> None:
     last = ended.err.splitlines()[-1]
     assert "nothing happened for 2 s" in last
     assert "rude.py:" in last
-    assert "left behind, since it did not stop: rollout train-" in ended.err
+    assert "left running, because it did not stop: rollout train-" in ended.err
 
 
 def test_tasks_of_the_run_that_are_cancelled_from_within(train: Train) -> None:

@@ -14,6 +14,7 @@ import click
 import pytest
 
 from rllm_core import cli
+from rllm_core.cli import entry
 from rllm_core.cli.version_conflicts import known_limits, version_conflicts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -261,7 +262,7 @@ def test_main_prints_one_line_and_the_exit_code(
             r"back\)\n",
         ),
     ):
-        monkeypatch.setattr(cli, "cli", broken_cli(error))
+        monkeypatch.setattr(entry, "cli", broken_cli(error))
         with pytest.raises(SystemExit) as caught:
             cli.main([])
         assert caught.value.code == code

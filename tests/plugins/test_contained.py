@@ -160,7 +160,8 @@ def test_what_is_no_workflow_is_not_called(
 
 
 EXIT = (
-    "import sys\nfrom rllm_core import cli\ncli.EXIT_SECONDS = cli.EXIT_HANDLERS_SECONDS = 0.5\n"
+    "import sys\nfrom rllm_core import cli\nfrom rllm_core.cli import process_exit\n"
+    "process_exit.EXIT_SECONDS = process_exit.EXIT_HANDLERS_SECONDS = 0.5\n"
     "sys.argv = ['rllm-core', 'workflows', '--json']\ncli.main()"
 )
 

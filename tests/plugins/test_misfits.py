@@ -19,6 +19,7 @@ from misfit_site import CHANGERS, MISFITS, SURVIVORS, malformed, write_site
 
 from rllm_core import cli
 from rllm_core.cli import Session
+from rllm_core.cli.entry import run_command
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import Candidate, find_plugins
 from rllm_core.plugins.settings import Settings
@@ -52,7 +53,7 @@ def in_process(manager: PluginManager, *arguments: str) -> int:
     current = Session()
     current.__dict__["plugins"] = manager
     with pytest.raises(SystemExit) as ended:
-        cli._run(current, arguments)
+        run_command(current, arguments)
     return int(ended.value.code or 0)
 
 

@@ -126,7 +126,7 @@ def test_another_checkpoint_in_the_same_place_is_refused(
     other = run_scripted(*KEPT, "training.seed=5", path=source.path)
     assert other.error is None
     config = load_run_config(str(run.path / "run.toml"), run.assembly.plugins)
-    with pytest.raises(ConfigError, match="another checkpoint than the one that this run started from"):
+    with pytest.raises(ConfigError, match="is not the checkpoint that this run started from"):
         RunDir(run.path, config, resume=True)
 
 

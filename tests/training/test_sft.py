@@ -201,7 +201,7 @@ def test_it_is_not_evaluated(plugins: PluginManager, tmp_path: Path) -> None:
     )
     assembly = assemble(config, plugins)
     opening = evaluation.engine_of_backend(assembly, None)
-    with pytest.raises(ConfigError, match="workflow 'sft' never asks the model"):
+    with pytest.raises(ConfigError, match="workflow 'sft' never calls the model"):
         asyncio.run(
             evaluation.evaluate(
                 assembly.resolved, assembly.host, opening, split="train", task_limit=1, samples=1, ks=(1,)

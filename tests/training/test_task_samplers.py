@@ -250,7 +250,7 @@ BROKEN = {
     "returns another": ("return [self.one() for _ in range(n)]", "return [self.tasks] * n", "position 20 of 20 tasks"),
     "cannot observe": ("log(**vars(result))", "raise KeyError('reward')", "KeyError"),
     "measures nothing": ('{"told": self.told}', '{"told": float("nan")}', "'told' = nan"),
-    "keeps an object": ('"drawn": self.drawn,', '"drawn": self,', "JSON cannot hold"),
+    "keeps an object": ('"drawn": self.drawn,', '"drawn": self,', "a value that is not JSON"),
     "cannot begin": ("self.tasks, self.told", "raise ConfigError('no lengths'); self.tasks, self.told", "no lengths"),
 }
 
@@ -290,7 +290,7 @@ def test_a_task_in_quarantine_is_told_at_once_and_never_ends_in_a_circle(
     only_three = sampler(("return [self.one() for _ in range(n)]", "return [3] * n"))
     run = run_scripted(only_three, *endless, "training.validation_rollouts=0", prepare=fail_on_three)
     assert isinstance(run.error, RunError)
-    assert "chose only tasks in quarantine, 41 in a row" in str(run.error)
+    assert "chose only quarantined tasks, 41 in a row" in str(run.error)
     skipped = [call for call in calls(tmp_path) if call["outcome"] == "skipped"]
     assert {(call["position"], call["reason"], call["solved"]) for call in skipped} == {(3, "quarantine", None)}
 
@@ -330,4 +330,4 @@ def test_a_resume_with_another_sampler_is_refused(
     first = run_scripted("training.steps=2")
     resumed = run_scripted("training.steps=4", sampler(), path=first.path, resume=True)
     assert isinstance(resumed.error, ConfigError)
-    assert "these differ: training.sampler. " in str(resumed.error)
+    assert "these keys differ: training.sampler. " in str(resumed.error)

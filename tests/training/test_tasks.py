@@ -342,7 +342,7 @@ def test_an_evaluation_of_endless_tasks_must_say_how_many(
             )
         )
 
-    with pytest.raises(ConfigError, match="endless train tasks; say how many: --tasks N"):
+    with pytest.raises(ConfigError, match="endless train tasks; limit them with --tasks N"):
         play(None)
     assert play(3)["tasks"] == 3
 

@@ -19,7 +19,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
         demo_runs.swapped_rewards,
         {
             "#/run/0/group/0": ["expected", "best", "worst", "reward 0", "reward 1", "without the task's answer"],
-            "#/run/0/group/0/rollout/0": ["Rewards against the answers"],
+            "#/run/0/group/0/rollout/0": ["Rewards that contradict the answers"],
         },
     ),
     "broken prefix": (
@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
             "#/run/0/group/0": [
                 "rollouts 0, 1, 2, 3; reward 0",
                 "All rewards are 0",
-                "cut off (rollout.max_response_tokens = 1024)",
+                "truncated (rollout.max_response_tokens = 1024)",
             ],
             "#/run/0/group/0/rollout/0": ["tokens (rollout.max_response_tokens = 1024)"],
         },
@@ -92,11 +92,11 @@ def test_the_page_shows_what_names_it(name: str, tmp_path: Path, page: Page) -> 
 
 
 TITLES = {
-    "swapped rewards": "rewards against the answers",
-    "hacked reward": "rewards against the answers",
+    "swapped rewards": "rewards that contradict the answers",
+    "hacked reward": "rewards that contradict the answers",
     "prefix break": "1 rollout with a segment break",
-    "stale group": "groups of old weights",
-    "cut answers": "8 rollouts cut off",
+    "stale group": "stale groups",
+    "cut answers": "8 rollouts truncated",
 }
 
 

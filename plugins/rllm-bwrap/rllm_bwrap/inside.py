@@ -37,7 +37,7 @@ CAPABILITIES_V3 = 0x20080522
 INODES = 4096
 OPEN_FILES = 256
 MESSAGE_CHARACTERS = 500
-MOST_FRAMES = 50
+MAX_FRAMES = 50
 DEPTH = 500
 CHUNK_BYTES = 1 << 16
 POLL_SECONDS = 0.002
@@ -204,10 +204,10 @@ def _checked(answer: bytes, output_bytes: int, how: str) -> dict[str, Any]:
         return {"memory": True}
     frames = said.get("frames")
     if not isinstance(frames, list) or not all(
-        isinstance(frame, list) and tuple(map(type, frame)) == FRAME for frame in frames[:MOST_FRAMES]
+        isinstance(frame, list) and tuple(map(type, frame)) == FRAME for frame in frames[:MAX_FRAMES]
     ):
         frames = []
-    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MOST_FRAMES]}
+    return {"error": str(said["error"])[:MESSAGE_CHARACTERS], "frames": frames[:MAX_FRAMES]}
 
 
 def _must(returned: int) -> None:
@@ -237,7 +237,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str, str]]:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name, str(trace.tb_frame.f_globals.get("__name__"))))
         trace = trace.tb_next
-    return frames[: -MOST_FRAMES - 1 : -1]
+    return frames[: -MAX_FRAMES - 1 : -1]
 
 
 def main(settings: str, kind: str, path: str = "") -> None:

@@ -49,7 +49,7 @@ class Interpreter:
         try:
             own, importable = json.loads(asked.stdout)
         except ValueError:
-            raise ValueError(f"{executable} is no Python that works: {asked.stderr.decode()[-200:]!r}") from None
+            raise ValueError(f"{executable} is not a working Python: {asked.stderr.decode()[-200:]!r}") from None
         seen = [*dict.fromkeys(folder for folder in own if not _is_within(folder, SYSTEM))]
         seen = [folder for folder in seen if not _is_within(folder, [other for other in seen if other != folder])]
         others = [folder for folder in dict.fromkeys(importable) if not _is_within(folder, [*SYSTEM, *seen])]

@@ -51,7 +51,7 @@ def workflows() -> list[WorkflowProvider]:
 
 @hookimpl
 def reward_functions() -> list[RewardFunctionProvider]:
-    """Provides the checkers of other packages as reward functions."""
+    """Provides the checkers from other packages as reward functions."""
     return [
         RewardFunctionProvider(
             name="reasoning_gym",
@@ -68,6 +68,6 @@ def cli_commands() -> list[CommandProvider]:
         CommandProvider(
             name="environments",
             load="rllm_environments.command:environments",
-            summary="List, describe and audit the environments of other packages.",
+            summary="List, describe and audit environments from other packages.",
         ),
     ]

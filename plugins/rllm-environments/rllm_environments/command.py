@@ -24,9 +24,9 @@ REASON_CHARACTERS = 40
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("environments", short_help="List, describe and audit the environments of other packages.")
+@click.group("environments", short_help="List, describe and audit environments from other packages.")
 def environments() -> None:
-    """List, describe and audit the environments of other packages.
+    """List, describe and audit environments from other packages.
 
     An ecosystem is a workflow with many environments, such as reasoning_gym. Train on one with
     rllm-core train ECOSYSTEM/NAME.
@@ -99,7 +99,7 @@ def audit_environments(context: click.Context, environment: str, write: bool, as
         raise ConfigError("--write needs the audit of a whole ecosystem; leave /NAME out")
     if write and files is None:
         raise ConfigError(
-            f"the audit of {ecosystem!r} is not kept, since it depends on what is installed; leave out --write"
+            f"the audit of {ecosystem!r} depends on the installed packages, so it is not stored; leave out --write"
         )
     committed = None if files is None else files.read().environments
     made: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def _ecosystems(context: click.Context, ecosystem: str | None = None) -> dict[st
     if ecosystem is None:
         return having
     if ecosystem not in having:
-        raise ConfigError(f"ecosystem {ecosystem!r:.80} does not exist; there are: {', '.join(having) or 'none'}")
+        raise ConfigError(f"ecosystem {ecosystem!r:.80} does not exist; choose one of: {', '.join(having) or 'none'}")
     return {ecosystem: having[ecosystem]}
 
 
@@ -148,7 +148,7 @@ def _described(
             raise unknown("environment", name, names)
         workflow: Any = plugins.load(provided)
         chosen = names if name is None else [name]
-        found[each] = [{"name": variant, **_LEAST, **_of(workflow, variant)} for variant in chosen]
+        found[each] = [{"name": variant, **_UNDESCRIBED, **_of(workflow, variant)} for variant in chosen]
     return found
 
 
@@ -157,8 +157,8 @@ def _of(workflow: Any, variant: str) -> Mapping[str, Any]:
     return described
 
 
-_LEAST: dict[str, Any] = {key: value for key, value in asdict(Description(name="")).items() if key != "name"}
-"""What is known of an environment whose workflow describes nothing."""
+_UNDESCRIBED: dict[str, Any] = {key: value for key, value in asdict(Description(name="")).items() if key != "name"}
+"""Description of an environment whose workflow has none."""
 
 
 def _counts(described: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -18,8 +18,8 @@ from rllm_core.workflow import Split
 HELD_OUT_ONE_IN = 5
 TRAIN_INDICES_PER_TASK = 2
 VALIDATION_INDICES_PER_TASK = 20
-"""So many that two tasks of a split rarely end at the same index."""
-MOST_TRIES = 400
+"""High enough that two tasks of a split rarely take the same index."""
+MAX_TRIES = 400
 
 
 class TooFewQuestions(ValueError):
@@ -61,7 +61,7 @@ class Ranges:
             if split == "validation"
             else (held_out, self.size, TRAIN_INDICES_PER_TASK)
         )
-        for tried in range(min(MOST_TRIES, stop - start)):
+        for tried in range(min(MAX_TRIES, stop - start)):
             yield start + (number * each + tried) % (stop - start)
 
     def find(self, split: Split, number: int, question_at: Callable[[int], str | None]) -> tuple[int, str]:

@@ -54,7 +54,7 @@ def test_an_environment_is_described(command):
     [
         (("show", "reasoning_gym/n_queen"), "did you mean n_queens"),
         (("show", "reasoning_gym"), "write ECOSYSTEM/NAME"),
-        (("list", "sort"), "'sort' does not exist; there are: "),
+        (("list", "sort"), "'sort' does not exist; choose one of: "),
         (("audit", "reasoning_gym/chain_sum", "--write"), "leave /NAME out"),
         (("audit", "reasoning_gym/chain_summ"), "did you mean chain_sum"),
     ],

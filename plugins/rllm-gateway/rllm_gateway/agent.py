@@ -34,7 +34,7 @@ from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 
 ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
-OF_PLACE = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
+OWN_PLACEHOLDERS = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
 MAX_THREADS = 4096  # for agent functions; the event loop's own pool would run only a few at once
 
 
@@ -154,7 +154,7 @@ class AgentWorkflow(GatewayWorkflow):
 
     async def _play(self, row: Mapping[str, Any], endpoint: Endpoint, folder: str) -> str:
         if self.config.command:
-            values = {**row, **_of_endpoint(endpoint), "folder": folder, **OF_PLACE}
+            values = {**row, **_of_endpoint(endpoint), "folder": folder, **OWN_PLACEHOLDERS}
             command = [_filled(part, values) for part in self.config.command]
             printed = await run_program(command, os.environ | endpoint.env, self._keeper)
         else:
@@ -213,7 +213,7 @@ class AgentWorkflow(GatewayWorkflow):
         except Exception as error:
             raise ConfigError(f"agent.function = {self.config.function!r} cannot be loaded: {error}") from error
         if not callable(found):
-            raise ConfigError(f"agent.function = {self.config.function!r} is no function")
+            raise ConfigError(f"agent.function = {self.config.function!r} is not a function")
         for task in self._tasks["train"][:1]:
             wanted = _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
             self._check_hidden(wanted.keys() & {*ENDPOINT, "folder", "row"}, "parameter")
@@ -227,7 +227,7 @@ class AgentWorkflow(GatewayWorkflow):
 
     def _check_columns(self) -> None:
         """Raises ConfigError if the command names a column that is missing from the first row, or that is hidden."""
-        reserved = {*ENDPOINT, "folder", *OF_PLACE}
+        reserved = {*ENDPOINT, "folder", *OWN_PLACEHOLDERS}
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
                 _filled(part, {**task.data, **dict.fromkeys(reserved, "")})
@@ -238,8 +238,8 @@ class AgentWorkflow(GatewayWorkflow):
         for task in self._tasks["train"]:
             for name in sorted(names & task.data.keys()):
                 raise ConfigError(
-                    f"{self.config.train_file}: the agent has a {what} {name!r}, and a row has a column of that name, "
-                    "which the agent would never see; rename the column"
+                    f"{self.config.train_file}: a row has a column {name!r}, which the agent would never see, because "
+                    f"it has a {what} of this name; rename the column"
                 )
 
 
@@ -256,7 +256,7 @@ def _filled(part: str, values: Mapping[str, Any]) -> str:
 
     def value_of(found: re.Match[str]) -> str:
         if found[1] not in values:
-            raise ConfigError(f"agent.command has {found[0]}, which is none of {', '.join(sorted(values))}")
+            raise ConfigError(f"agent.command has {found[0]}, which is not one of {', '.join(sorted(values))}")
         value = values[found[1]]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -275,7 +275,7 @@ def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[s
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in given]
     if missing:
         raise ConfigError(
-            f"agent.function {function.__name__} has the parameter {missing[0]!r}, which is none of "
+            f"agent.function {function.__name__} has the parameter {missing[0]!r}, which is not one of "
             f"{', '.join(sorted(given))}"
         )
     return {one.name: given[one.name] for one in parameters if one.name in given}

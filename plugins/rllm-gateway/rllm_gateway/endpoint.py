@@ -247,7 +247,7 @@ class Endpoint:
     def _prompt(self, place: Place) -> MessageView:
         prompt = place.prompt(hide_system=self._options.hide_system)
         if not prompt:
-            raise BadRequest("there must be other messages than those of the system, which are hidden from the model")
+            raise BadRequest("the conversation has only system messages, which are hidden from the model")
         return prompt
 
     def _tools(self, call: Call, before: Answer | None) -> list[dict[str, Any]] | None:

@@ -213,10 +213,10 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
         ({"command": ("x",), "function": "a:b"}, "set either agent.command or agent.function"),
         (
             {"command": ("x", "{questoin}")},
-            "has {questoin}, which is none of answer, anthropic_base_url",
+            "has {questoin}, which is not one of answer, anthropic_base_url",
         ),
         ({"function": "nowhere:solve"}, "agent.function = 'nowhere:solve' cannot be loaded"),
-        ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is none of"),
+        ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is not one of"),
         ({"function": "AGENTS:nothing"}, "cannot be loaded"),
         ({"command": ("x",), "train_file": "/nowhere.jsonl"}, "cannot be read from /nowhere.jsonl"),
         ({"command": ("x",), "held_out_share": 0.9999999}, "leaves no row for training"),
@@ -252,7 +252,7 @@ async def test_a_column_that_the_agent_would_never_see_is_named(folder: Path, co
         config = {"function": config["function"].replace("AGENTS", str(folder / "agents.py"))}
     rows = [{"id": f"row{number}", "question": "?", "folder": "mine"} for number in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ConfigError, match="'folder', and a row has a column of that name"):
+    with pytest.raises(ConfigError, match="a row has a column 'folder', which the agent would never see"):
         await play(folder, **config)
 
 

@@ -51,7 +51,7 @@ class Questions:
             The parsed reply and its text; None if no reply could be read.
 
         Raises:
-            rllm_judge.judges.Refused: If the question is too long.
+            rllm_judge.judges.RejectedQuestion: If the question is too long.
         """
         for number in range(self._options.replies):
             drawn = derive_seed(seed, "reply", number)

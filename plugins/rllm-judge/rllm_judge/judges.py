@@ -18,7 +18,7 @@ from rllm_judge.requests import metered, note_async, reply_in
 NO_KEY = "none"
 
 
-class Refused(Exception):
+class RejectedQuestion(Exception):
     """The judge rejects a question, most often because it is too long; a shorter one may succeed."""
 
 
@@ -26,15 +26,15 @@ class Judge(ABC):
     """A model that answers questions about rollouts."""
 
     name: str
-    """What its replies depend on besides the question, for the cache; "" if replies must not be kept."""
+    """Everything besides the question that its replies depend on, as a key of the cache; "" disables the cache."""
 
     @abstractmethod
     async def ask(self, messages: Sequence[MessageLike], *, seed: int) -> str:
         """Returns the text of a reply.
 
         Raises:
-            ConfigError: If only the user can fix the problem, such as a key that is refused.
-            Refused: If the question cannot be asked as it is.
+            ConfigError: If only the user can fix the problem, such as a rejected key.
+            RejectedQuestion: If the question cannot be asked as it is.
         """
 
     async def close(self) -> None:  # noqa: B027 - optional
@@ -80,7 +80,7 @@ class Endpoint(Judge):
                         self._services.count(prompt_tokens=reply.usage[0], completion_tokens=reply.usage[1])
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ConfigError(
-                f"the judge at {self._client.base_url} refused the key of variable {options.api_key_variable}: "
+                f"the judge at {self._client.base_url} rejected the key of variable {options.api_key_variable}: "
                 f"{said(error)}"
             ) from error
         except openai.NotFoundError as error:
@@ -88,7 +88,7 @@ class Endpoint(Judge):
                 f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
             ) from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise Refused(said(error)) from error  # most often because the question is too long
+            raise RejectedQuestion(said(error)) from error  # most often because the question is too long
         return reply.text
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class Sampled(Judge):
                 temperature=self._options.temperature,
             )
         except Terminated as error:
-            raise Refused(str(error)) from error
+            raise RejectedQuestion(str(error)) from error
         return step.text
 
 

@@ -22,23 +22,23 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     """Options of ``algorithm.group_scorer_options`` for every judge of this package."""
 
     engine: str = ENDPOINT
-    """What runs the judge: `openai` for an OpenAI-compatible endpoint, `policy` for the model in training, or the name
+    """Engine of the judge: `openai` for an OpenAI-compatible endpoint, `policy` for the model in training, or the name
     of a rollout engine that needs no backend.
     """
     model: str = ""
     """Model at the endpoint, or folder of the model that the engine loads. Empty for `policy`."""
     base_url: str | None = None
-    """Address of the endpoint. Defaults to the variable OPENAI_BASE_URL, and then to that of OpenAI."""
+    """Address of the endpoint. Defaults to the variable OPENAI_BASE_URL, or else to OpenAI."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key of the endpoint. If it is unset, a placeholder is sent to it."""
+    """Environment variable with the endpoint's API key. If it is unset, a placeholder is sent."""
     frozen_version: Literal[0] | None = None
-    """For `policy`: 0 uses the weights that the run started from, throughout training. Defaults to the current weights,
+    """For `policy`: 0 uses the initial weights of the run throughout training. Defaults to the current weights,
     with which the judge learns what it rewards.
     """
     parser: str = ""
-    """Parser of the engine's model. Defaults to the one of the run file."""
+    """Parser of the engine's model. Defaults to that of the run file."""
     rubric: str = RUBRIC
-    """What makes a rollout good."""
+    """Criteria of a good rollout."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature of the judge."""
     max_response_tokens: Annotated[int, Field(ge=1)] = 2048
@@ -52,7 +52,7 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     max_transcript_characters: Annotated[int, Field(ge=1000)] = 100_000
     """Maximum length of a rollout in a question. The middle of a longer one is left out, and the question says so."""
     cache_file: str = ""
-    """File that keeps the judge's replies by content, for other runs with the same seed. Empty keeps them for this
+    """File for the judge's replies, by content, which other runs with the same seed reuse. Empty keeps them for this
     launch.
     """
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.contents import Contents
-from rllm_judge.judges import Refused
+from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
 from rllm_judge.prompts import compact_question, winner_question
 from rllm_judge.reading import Unreadable, winner_in
@@ -33,11 +33,11 @@ class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
     comparisons_per_rollout: Annotated[int, Field(ge=2)] = 6
     """Number of rollouts to compare each one with. In groups up to this size, all pairs are compared."""
     passes: Literal[1, 2] = 2
-    """2: ask about every pair in both orders. It cancels a preference for a position, and the part `agreement` says how
-    often both orders had the same winner.
+    """2 asks about every pair in both orders. This cancels a preference for a position; the part `agreement` reports
+    how often both orders have the same winner.
     """
     style: Literal["full", "compact"] = "full"
-    """`compact`: a question without rules and rubric, for a small model that has learned to answer A or B."""
+    """`compact` asks without rules and rubric, for a small model that was taught to answer A or B."""
 
 
 class Pairwise(JudgeScorer):
@@ -92,7 +92,7 @@ class Pairwise(JudgeScorer):
         read = _letter if self.options.style == "compact" else lambda reply: winner_in(reply, ids)
         try:
             said = await self.questions.ask(question, read, seed=seed)
-        except Refused:
+        except RejectedQuestion:
             return None
         if said is None:
             return None

@@ -79,7 +79,7 @@ def score_in(reply: str) -> Graded:
 
 def _number(score: Any, what: str) -> float:
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:  # NaN fails the comparison
-        raise Unreadable(f"{what}, {score!r:.40}, is no number from 0 to 1")
+        raise Unreadable(f"{what}, {score!r:.40}, is not a number from 0 to 1")
     return float(score)
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.contents import Contents
-from rllm_judge.judges import Refused
+from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
 from rllm_judge.prompts import scores_question
 from rllm_judge.reading import Graded, scores_in
@@ -27,8 +27,8 @@ class RelativeOptions(JudgeOptions, use_attribute_docstrings=True):
     """``algorithm.group_scorer_options`` of ``relative``."""
 
     passes: Literal[1, 2] = 1
-    """2: ask again with the rollouts in the opposite order, and take the mean. It cancels a preference for positions,
-    and the part `agreement` says how often both orders ranked two rollouts alike.
+    """2 asks again with the rollouts in the opposite order, and takes the mean. It cancels a preference for positions;
+    the part `agreement` reports how often both orders rank two rollouts alike.
     """
     rollouts_per_question: Annotated[int, Field(ge=2)] = 8
     """Maximum rollouts in one question. Larger groups are split into overlapping sets, as are groups whose question
@@ -97,7 +97,7 @@ class Relative(JudgeScorer):
             question = scores_question(self.options.rubric, contents, ids)
             try:
                 said = await self.questions.ask(question, partial(scores_in, ids=ids), seed=contents.seed_of(numbers))
-            except Refused:
+            except RejectedQuestion:
                 if len(numbers) > 2:
                     waiting[:0] = overlapping(numbers, len(numbers) // 2 + 1)
                 continue

@@ -43,7 +43,7 @@ def test_an_endpoint_scores_and_its_tokens_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(401, "refused the key of variable JUDGE_KEY"), (403, "refused the key"), (404, "has no model 'big'")],
+    [(401, "rejected the key of variable JUDGE_KEY"), (403, "rejected the key"), (404, "has no model 'big'")],
 )
 def test_what_only_the_user_can_fix_ends_the_run(status: int, message: str) -> None:
     with serving(lambda messages: status) as endpoint, pytest.raises(ConfigError, match=message) as error:

@@ -96,16 +96,15 @@ def fitting_batch_tokens(
 ) -> int:
     """Returns the positions per pass: ``local.max_batch_tokens``, or otherwise the maximum with which training fits.
 
-    Takes the arguments of `estimate`. If nothing fits, returns the minimum, and `estimate` then reports that it does
-    not fit.
+    Takes the arguments of `estimate`. Returns the minimum if nothing fits, which `estimate` then reports.
     """
     most = most_batch_tokens(local, on_gpu=on_gpu)
     if local.max_batch_tokens:
         return most
     for tokens in range(most, BATCH_TOKENS_STEP, -BATCH_TOKENS_STEP):
         tried = local.model_copy(update={"max_batch_tokens": tokens})
-        [device] = estimate(config, tried, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free).devices
-        if all(device.total_bytes(phase) <= free for phase in device.phases if "training" in phase):
+        phases = _phases(config, tried, shape, model_type, on_gpu=on_gpu, capacity=capacity)
+        if all(sum(size for _, size in parts) <= free for phase, parts in phases.items() if "training" in phase):
             return tokens
     return BATCH_TOKENS_STEP
 
@@ -135,15 +134,7 @@ def estimate(
     tokens = fitting_batch_tokens(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity, free=free)
     chosen = (lowered(tokens),) if tokens < most_batch_tokens(local, on_gpu=on_gpu) else ()
     local = local.model_copy(update={"max_batch_tokens": tokens})
-    local = local.resolved(on_gpu=on_gpu)
-    always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
-    training = _training(config, local, shape, on_gpu=on_gpu)
-    sampling = _sampling(config, local, shape, model_type, max_cache_bytes(local, capacity if on_gpu else None))
-    copies = [("weights to publish", _published_bytes(config, local, shape, model_type))]
-    if local.generation == "separated":
-        phases = {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
-    else:
-        phases = {"training": always + training, "weight sync": always + copies, "generation": always + sampling}
+    phases = _phases(config, local, shape, model_type, on_gpu=on_gpu, capacity=capacity)
     both = f"{TRAINING_ADVICE}; or {SAMPLING_ADVICE}"
     advice = {
         phase: {"training": TRAINING_ADVICE, "generation": SAMPLING_ADVICE}.get(phase, both)
@@ -161,6 +152,20 @@ def estimate(
 
 
 Parts = list[tuple[str, int]]
+
+
+def _phases(
+    config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str, *, on_gpu: bool, capacity: int
+) -> dict[str, Parts]:
+    """Returns the parts in use in each phase of a run that trains ``local.max_batch_tokens`` positions per pass."""
+    local = local.resolved(on_gpu=on_gpu)
+    always = _always(config, local, shape, model_type) + ([("contexts", CUDA_CONTEXT_BYTES)] if on_gpu else [])
+    training = _training(config, local, shape, on_gpu=on_gpu)
+    sampling = _sampling(config, local, shape, model_type, max_cache_bytes(local, capacity if on_gpu else None))
+    copies = [("weights to publish", _published_bytes(config, local, shape, model_type))]
+    if local.generation == "separated":
+        return {"training and generation": always + training + sampling, "weight sync": always + copies + sampling}
+    return {"training": always + training, "weight sync": always + copies, "generation": always + sampling}
 
 
 def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, model_type: str) -> Parts:

@@ -87,8 +87,8 @@ RECIPE: dict[str, Any] = {
 
 NO_TARGET = 0.0
 WITHOUT_TARGET = {"target_loss": NO_TARGET, "window_steps": 40, "least_progress": 0.02}
-"""Settings of a warm start without a target loss: it has converged when the mean loss of a window of steps is not below
-that of the best earlier window by this share of it."""
+"""Settings of a warm start without a target loss: it has converged when the mean loss over a window of steps is less
+than this share below that of the best earlier window."""
 
 
 def starter_model(seed: int = 0, task: str = "starter", conversations: Conversations | None = None) -> Path:

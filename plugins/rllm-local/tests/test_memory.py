@@ -28,7 +28,7 @@ from rllm_core.builtin.losses import PPOClip
 from rllm_core.cli import Session, cli
 from rllm_core.config import OptimizerConfig, RunConfig
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.memory.transformer import TransformerShape, shape_in
+from rllm_core.memory.transformer import TransformerShape
 from rllm_core.plugins import PluginManager
 from rllm_core.types import SamplingParams, TrainingSample
 
@@ -345,12 +345,12 @@ def test_a_dry_run_prints_what_fits_and_refuses_what_does_not(tmp_path: Path) ->
         ConfigError, match=r"memory of a CPU during training: .*it has 10 GB: lower local.max_batch_tokens"
     ):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "10GB"], obj=Session(), catch_exceptions=False)
-    with pytest.raises(ConfigError, match="not a size of memory; write for example 80GB"):
+    with pytest.raises(ConfigError, match="not a memory size; use for example 80GB"):
         CliRunner().invoke(cli, [*arguments, "--device-memory", "80 apples"], obj=Session(), catch_exceptions=False)
 
 
 def qwen(folder: Path) -> TransformerShape:
-    shape = shape_in(described(folder))
+    shape = TransformerShape.of(json.loads((described(folder) / "config.json").read_text(encoding="utf-8")))
     assert shape is not None
     return shape
 

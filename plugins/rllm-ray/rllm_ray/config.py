@@ -28,7 +28,7 @@ class RayConfig(Section, use_attribute_docstrings=True):
     def _is_joinable(cls, address: str) -> str:
         if address.startswith("ray://"):
             raise ValueError(
-                f"{address} is an address for Ray clients, which cannot run a training; start the run on a node of the "
+                f"{address} is an address for Ray clients, which cannot train; start the run on a node of the "
                 "cluster with address = 'auto'"
             )
         host, _, port = address.rpartition(":")

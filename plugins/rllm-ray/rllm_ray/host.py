@@ -138,7 +138,7 @@ class RayHost(WorkerPool):
             if not any(other.is_open for other in self.workers):
                 raise RunError(f"{told}; lower rollout.workers or ray.num_cpus, or start Ray on more machines")
             if not is_said:
-                self.note(f"{told}; the run goes on with {len(self.workers)} of {self.size} workers until it does")
+                self.note(f"{told}; the run continues with {len(self.workers)} of {self.size} workers until it does")
                 is_said = True
         return starting.result()
 

@@ -136,13 +136,13 @@ class ChatTemplateParser(TextParser):
     def media_inputs(self, chunk: MediaChunk) -> ImageInputs:
         """Returns the inputs of the model's vision part for an image, see `MediaProcessor.inputs`."""
         if self.template.media is None:
-            raise ValueError("this parser has no images")
+            raise ValueError("this parser does not support images")
         return self.template.media.inputs(chunk)
 
     def media_probe(self) -> tuple[TokenIds, tuple[PlacedMedia, ...]]:
         """Returns a short prompt with one image, for backends that check how they read images."""
         if self.template.media is None:
-            raise ValueError("this parser has no images")
+            raise ValueError("this parser does not support images")
         part = self.template.media.probe_part()
         messages = [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]
         prompt_ids = token_ids(self.render(messages))

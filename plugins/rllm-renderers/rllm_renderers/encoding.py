@@ -25,7 +25,7 @@ from rllm_core.types import MessageLike, SampledMessage
 TRUSTED_ROLES = frozenset({"system", "developer", "assistant"})
 """Roles whose text may contain control tokens: the workflow's author explains formats, and example answers use them.
 
-Sampled messages are not examples: they may repeat text of a user, see `SampledMessage`.
+Sampled messages are excluded: they may repeat text of a user, see `SampledMessage`.
 """
 
 # Private-use characters: one for each control token (some families have thousands), one to escape characters of this

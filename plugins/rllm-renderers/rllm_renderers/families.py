@@ -43,7 +43,7 @@ class Resolved:
     own: ChatTemplate | None = None
 
 
-def refuse_vision(path: str) -> None:
+def reject_vision(path: str) -> None:
     """Rejects a model whose ``config.json`` declares images.
 
     Raises:

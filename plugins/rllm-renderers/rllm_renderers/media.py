@@ -36,7 +36,7 @@ _IMAGE_TYPES = ("image", "image_url")
 _OTHER_TYPES = ("video", "video_url", "audio", "audio_url", "input_audio")
 _SOURCE_KEYS = ("image_url", "image", "path", "url", "base64")
 # Processor outputs for the text around the images.
-_OF_THE_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _PROBE_SIZES = ((48, 64), (160, 96))
 
 ImageInputs = Mapping[str, npt.NDArray[Any]]
@@ -197,7 +197,7 @@ class MediaProcessor:
             output = self._processor(
                 text=[self.placeholder], images=[image], add_special_tokens=False, return_tensors="np"
             )
-        inputs = {name: np.asarray(value) for name, value in output.items() if name not in _OF_THE_TEXT}
+        inputs = {name: np.asarray(value) for name, value in output.items() if name not in _TEXT_INPUTS}
         return output["input_ids"][0].tolist(), inputs
 
 

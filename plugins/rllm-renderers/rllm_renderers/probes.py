@@ -323,7 +323,7 @@ class Difference:
     """The first difference between two renderings of a conversation.
 
     Attributes:
-        outcome: ``"other text"``, ``"same text, other tokens"``, or ``"refused"`` by the second.
+        outcome: ``"other text"``, ``"same text, other tokens"``, or ``"rejected"`` by the second.
         where: Kind of the conversation.
         spot: Both renderings around the first difference.
         of_prompt: Whether the conversation has no answer yet.
@@ -354,7 +354,7 @@ def difference(expected: Rendering, other: Rendering) -> Difference | None:
             continue
         assert ids is not None
         where = f"{'with' if tools else 'without'} tools, {len(messages)} messages"
-        found = Difference("refused", where, "", of_prompt)
+        found = Difference("rejected", where, "", of_prompt)
         if written is not None:
             found = Difference(*_told(expected, ids, written, where), of_prompt)
         if of_prompt:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, field_validator
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 from rllm_renderers.encoding import Encoder
-from rllm_renderers.families import refuse_vision, resolve_family
+from rllm_renderers.families import reject_vision, resolve_family
 from rllm_renderers.formats import NoCalls, tool_format
 from rllm_renderers.loading import load_tokenizer
 from rllm_renderers.package import load_package
@@ -129,10 +129,10 @@ class RendererParser(TextParser):
         load_package()
         is_folder = bool(str(path)) and Path(path).expanduser().is_dir()
         if is_folder:
-            refuse_vision(str(path))
+            reject_vision(str(path))
         tokenizer = load_tokenizer(str(path), trust_remote_code=section.trust_remote_code, parser=cls.name)
         if not is_folder:  # Loading the tokenizer first gives better errors for a wrong name.
-            refuse_vision(str(path))
+            reject_vision(str(path))
         return cls(tokenizer, section, path=str(path))
 
     def describe(self) -> Mapping[str, Any]:

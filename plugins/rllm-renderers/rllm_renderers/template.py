@@ -25,7 +25,7 @@ from rllm_renderers.probes import QUESTION, TOOL, Suffix, has_answers, made_up_c
 
 _SENTINEL = "sentinel0of0an0answer"
 # Errors that templates and families raise on conversations they reject, deliberately or not.
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_REJECTIONS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
 class Template(ABC):
@@ -65,7 +65,7 @@ class Template(ABC):
     def _write(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool
     ) -> str:
-        """Returns the text of protected messages; raises one of `_REFUSALS` if it rejects them."""
+        """Returns the text of protected messages; raises one of `_REJECTIONS` if it rejects them."""
 
     def text(
         self,
@@ -99,7 +99,7 @@ class Template(ABC):
                 [self.encoder.escape(dict(tool)) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except _REFUSALS as error:
+        except _REJECTIONS as error:
             if any(type(one) is SampledMessage and one.completions for one in messages):
                 # Some templates reject control tokens that a model left in its content. Retry with these as text.
                 as_text = [SampledMessage(one, ()) if type(one) is SampledMessage else one for one in messages]

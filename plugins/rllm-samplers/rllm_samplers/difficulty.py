@@ -36,11 +36,11 @@ from rllm_samplers.subsets import shown, subsets_of
 
 NAME = "difficulty"
 NEW, UNSOLVED, HARD, MEDIUM, EASY, SOLVED = "new", "unsolved", "hard", "medium", "easy", "solved"
-UP_TO = {UNSOLVED: 0.1, HARD: 1 / 3, MEDIUM: 2 / 3, EASY: 0.9, SOLVED: 1.0}
-"""Largest share of each class."""
+MAX_SOLVE_RATES = {UNSOLVED: 0.1, HARD: 1 / 3, MEDIUM: 2 / 3, EASY: 0.9, SOLVED: 1.0}
+"""Highest solve rate of each class."""
 SHARPNESS = 3
-MOST_COUNTED = 10_000
-"""New tasks of a class beyond these do not count: of endless ones, none would come twice, however few teach."""
+MAX_NEW_TASKS = 10_000
+"""Maximum new tasks that count for a class, so that an endless class that teaches little is not drawn forever."""
 
 
 class DifficultyOptions(Section):
@@ -101,11 +101,11 @@ class Difficulty(TaskSampler):
         self._tasks = len(tasks)
         self._seed = seed
         self._new = self._new_classes(tasks)
-        self._classes = (*self._new, *UP_TO)
+        self._classes = (*self._new, *MAX_SOLVE_RATES)
         self._drawn = 0
         self._spacing = min(self.options.spacing, len(tasks) // 2)
         self._resting: deque[tuple[int, int]] = deque()  # positions, each with the ordinal of its last draw
-        self._ready: dict[str, deque[int]] = {name: deque() for name in UP_TO}  # positions by class
+        self._ready: dict[str, deque[int]] = {name: deque() for name in MAX_SOLVE_RATES}  # positions by class
         self._shares: dict[int, float] = {}  # by position
         self._waiting: dict[int, tuple[int, str]] = {}  # (position, class) of each draw without a result, by ordinal
         # Fading counts of mixed and other groups, by class
@@ -151,7 +151,7 @@ class Difficulty(TaskSampler):
         return position
 
     def _left(self, name: str) -> int:
-        return min(self._new[name].left, MOST_COUNTED) if name in self._new else len(self._ready[name])
+        return min(self._new[name].left, MAX_NEW_TASKS) if name in self._new else len(self._ready[name])
 
     def _yield(self, name: str) -> float:
         mixed, other = self._groups[name]
@@ -178,7 +178,7 @@ class Difficulty(TaskSampler):
 
     def _class_of(self, position: int) -> str:
         share = self._shares.get(position, 0.5)
-        return next(name for name, most in UP_TO.items() if share <= most)
+        return next(name for name, most in MAX_SOLVE_RATES.items() if share <= most)
 
     def _share_of(self, result: GroupResult) -> tuple[float, bool] | None:
         """Returns the share of a group's rollouts that solved the task, and whether it is mixed, or None."""
@@ -196,7 +196,7 @@ class Difficulty(TaskSampler):
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""
         resting = Counter(self._class_of(position) for position, _ in self._resting)
-        sizes = {f"{name}_tasks": float(resting[name] + len(self._ready[name])) for name in UP_TO}
+        sizes = {f"{name}_tasks": float(resting[name] + len(self._ready[name])) for name in MAX_SOLVE_RATES}
         totals = {name: sum(counts) for name, counts in self._groups.items()}
         yields = {f"{name}_yield": self._groups[name][0] / total for name, total in totals.items() if total > 0}
         return sizes | yields
@@ -222,7 +222,7 @@ class Difficulty(TaskSampler):
         """See `TaskSampler.load_state_dict`."""
         if state["tasks"] != self._tasks:
             raise ConfigError(
-                f"training.sampler = {NAME!r}: the checkpoint is of {state['tasks']} training tasks, but there are "
+                f"training.sampler = {NAME!r}: the checkpoint has {state['tasks']} training tasks, but there are "
                 f"{self._tasks}; resume with the same tasks, or start a new run from its weights with --init-from"
             )
         if state["met"].keys() != self._new.keys():

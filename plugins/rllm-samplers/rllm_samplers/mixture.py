@@ -23,7 +23,7 @@ class MixtureOptions(Section):
     by: str = Field(default="subset", min_length=1, description="Key of the tasks' data that names their subset.")
     weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Weight of each subset by its name, such as { easy = 1, hard = 2 }. Needed; 0 leaves a subset out.",
+        description="Weight of each subset by name, such as { easy = 1, hard = 2 }. Required; 0 leaves a subset out.",
     )
 
 

@@ -48,7 +48,7 @@ class StagesOptions(Section):
         for number, stage in enumerate(before):
             if stage.until_step is None and stage.until_solved is None:
                 raise ValueError(
-                    f"stages[{number}] never ends; give it until_step or until_solved, or remove the later"
+                    f"stages[{number}] never ends; give it until_step or until_solved, or remove the later stages"
                 )
         if last.until_step is not None or last.until_solved is not None:
             raise ValueError("the last of stages has an end, but no stage follows; remove until_step and until_solved")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from rllm_samplers.difficulty import UP_TO, Difficulty
+from rllm_samplers.difficulty import MAX_SOLVE_RATES, Difficulty
 
 from rllm_core.algorithms.task_sampler import GroupResult
 from rllm_core.errors import ConfigError
@@ -111,7 +111,7 @@ def test_one_group_does_not_put_a_known_task_away() -> None:
     for ordinal, solved in enumerate((0.5, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)):
         sampler.observe(result(ordinal, *sampler.next(1), solved))
         metrics = sampler.metrics()
-        classes += [name for name in UP_TO if metrics[f"{name}_tasks"]]
+        classes += [name for name in MAX_SOLVE_RATES if metrics[f"{name}_tasks"]]
     assert classes == ["medium", "easy", "easy", "solved", "medium", "hard", "hard", "unsolved"]
     assert sampler.metrics()["solved_yield"] < sampler.metrics()["new_yield"] == 1.0
 

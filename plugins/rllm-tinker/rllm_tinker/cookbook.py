@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>\s]+\uff5c>|\[gMASK\]")
 Messages = list[dict[str, Any]]
 
 
-class Refused(ValueError):
+class Rejected(ValueError):
     """A renderer rejected a conversation."""
 
 
@@ -195,7 +195,7 @@ def rendered(
     """Renders a conversation, given in the cookbook's types, to token ids.
 
     Raises:
-        Refused: If the renderer rejects the conversation.
+        Rejected: If the renderer rejects the conversation.
     """
     exceptions = importlib.import_module("tinker_cookbook.exceptions")
     base = importlib.import_module("tinker_cookbook.renderers")
@@ -219,7 +219,7 @@ def rendered(
         TypeError,
         ValueError,
     ) as error:
-        raise Refused(f"the renderer rejects the conversation: {_line(error)}") from error
+        raise Rejected(f"the renderer rejects the conversation: {_line(error)}") from error
     return ids
 
 

@@ -125,7 +125,7 @@ class TinkerParser(BaseParser):
 
         Raises:
             ConfigError: If a message contains anything but text.
-            Refused: If the renderer rejects the conversation.
+            Rejected: If the renderer rejects the conversation.
         """
         given = [message(one) for one in messages]
         return self._rendering.ids(given, tools, add_generation_prompt=add_generation_prompt)

@@ -59,7 +59,7 @@ class Rendering:
 
         Raises:
             ConfigError: If a message contains anything but text.
-            Refused: If the renderer rejects the conversation.
+            Rejected: If the renderer rejects the conversation.
         """
         # Drop reasoning for families without it, as their chat templates do; their renderers would reject it.
         plain = [
@@ -81,7 +81,7 @@ class Rendering:
         """Returns `ids`, or None if the renderer rejects the conversation."""
         try:
             return self.ids(messages, tools, add_generation_prompt=add_generation_prompt)
-        except cookbook.Refused:
+        except cookbook.Rejected:
             return None
 
     def read(self, sampled: Sequence[int], stop: int | None) -> tuple[Mapping[str, Any], bool] | None:

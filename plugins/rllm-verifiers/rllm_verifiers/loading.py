@@ -155,7 +155,7 @@ def _seat(role: str, declared: Any, default: str, given: Mapping[str, Any]) -> d
 
 
 def _check_models(config: Any, roles: Mapping[str, Any]) -> None:
-    """Refuses models other than the policy that cannot be reached.
+    """Rejects models other than the policy that cannot be reached.
 
     Raises:
         ConfigError: If an agent or a judge needs a key that is not set, or an agent asks for a model by name only.
@@ -164,7 +164,7 @@ def _check_models(config: Any, roles: Mapping[str, Any]) -> None:
         spec = getattr(config, role)
         if spec.model is not None and spec.client is None:
             raise ConfigError(
-                f"agent {role!r} asks for the model {spec.model!r}, and a run has one: give its address in "
+                f"agent {role!r} needs model {spec.model!r}, but a run has only its own model: set the address in "
                 f"[verifiers.env_arguments.{role}.client], or choose another environment"
             )
     for place, client in _clients(config, "env"):

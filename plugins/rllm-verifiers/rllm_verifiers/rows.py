@@ -97,8 +97,8 @@ class Rows:
         data = row.data.model_dump(mode="json")  # include defaults, such as the role of a message
         if type(row).data_type().model_validate(data) != row.data:
             raise ConfigError(
-                f"row {number} of environment {self._name!r} is not the same after JSON, in which verifiers sends "
-                "rows to its own servers, too: its TaskData needs types that survive it"
+                f"row {number} of environment {self._name!r} changes in a round trip through JSON, in which "
+                "verifiers itself sends rows: its TaskData may only have types that JSON keeps"
             )
         return Task(task_id=f"{self._environment.taskset.config.id}-{number}", data={"row": data})
 
@@ -111,7 +111,7 @@ def _made_on_demand(stream: Iterator[Task], length: int, name: str) -> LazyTasks
         made.extend(itertools.islice(stream, max(0, position + 1 - len(made))))
         if position >= len(made):
             raise ConfigError(
-                f"environment {name!r} says that it is infinite, but ends after {len(made)} training tasks: set "
+                f"environment {name!r} declares itself infinite, but ends after {len(made)} training tasks: set "
                 f"verifiers.train_size = {len(made)}"
             )
         return made[position]

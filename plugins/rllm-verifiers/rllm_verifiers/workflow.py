@@ -149,7 +149,7 @@ class VerifiersWorkflow(Workflow):
         except Exception as error:
             raise ConfigError(f"verifiers.warm_start = {named!r} cannot be loaded: {error}") from error
         if not callable(found):
-            raise ConfigError(f"verifiers.warm_start = {named!r} is no function")
+            raise ConfigError(f"verifiers.warm_start = {named!r} is not a function")
         return found  # type: ignore[no-any-return]
 
 

@@ -80,7 +80,7 @@ def taskset(folder: Path, name: str = "own_taskset", **parts: str) -> VerifiersW
                 "class OwnEnv(vf.Env[OwnConfig]):\n"
                 "    async def run(self, task, agents):\n        await agents.judge.run(task)\n",
             },
-            "asks for the model 'gpt-9'",
+            "needs model 'gpt-9'",
         ),
     ],
 )

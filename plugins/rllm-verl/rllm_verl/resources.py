@@ -51,7 +51,7 @@ def _groups(settings: VerlConfig) -> list[_Group]:
 def shortage(machines: Sequence[Mapping[str, float]], settings: VerlConfig, resource: str) -> str | None:
     """Returns why a run cannot be placed, and what to do, in one line; None if nothing is known to be missing.
 
-    Checks only what must hold for any placement, so that no cluster with enough room is refused.
+    Checks only what must hold for any placement, so that no cluster with enough room is rejected.
 
     Args:
         machines: Resources of each machine, as Ray reports them.

@@ -20,7 +20,7 @@ RLLM_CORE_API = "1.0"
 
 @hookimpl
 def cli_commands() -> list[CommandProvider]:
-    """Provides commands for a run's model, its files, and the export and import of rollouts."""
+    """Provides the commands for a run's files and model, and for rollouts in other formats."""
     return [
         CommandProvider(
             name="verify",
@@ -60,24 +60,24 @@ def cli_commands() -> list[CommandProvider]:
         CommandProvider(
             name="diagnose",
             load="rllm_viewer.commands.diagnose:diagnose",
-            summary="Name what went wrong in a run, and what usually causes it.",
+            summary="Report problems of a run, with their usual causes.",
         ),
         CommandProvider(
             name="export",
             load="rllm_viewer.commands.export:export",
-            summary="Export recorded rollouts for training, and in formats of others.",
+            summary="Export recorded rollouts for training, or in the formats of other tools.",
         ),
         CommandProvider(
             name="import",
             load="rllm_viewer.commands.import_:import_",
-            summary="Import rollouts of others into a folder that show and view open.",
+            summary="Import rollouts of other tools into a folder for show and view.",
         ),
     ]
 
 
 @hookimpl
 def remarks(state: TrainerState, metrics: dict[str, float], books: dict[str, dict[str, int]]) -> list[str]:
-    """Shows sampled answers at a configured interval, and reports each trouble as soon as it is certain."""
+    """Shows sampled answers at a configured interval, and reports each problem as soon as it is certain."""
     from rllm_viewer import answers_table, warnings_of_runs
 
     shown = answers_table.lines(state) if metrics else []

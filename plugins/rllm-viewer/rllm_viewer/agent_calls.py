@@ -18,7 +18,7 @@ from rllm_core.types import Episode
 from rllm_viewer.terminal import counted, labeled, number, pairs
 
 PREFIX = "gateway_"
-OF_STEPS = f"workflow/{PREFIX}"
+METRIC_PREFIX = f"workflow/{PREFIX}"
 BREAKS = "segment_breaks/"
 IGNORED = "ignored_"
 RECENT_STEPS = 10
@@ -38,15 +38,15 @@ def of_run(run: Path) -> dict[str, Any] | None:
         ValueError: If the metrics are damaged.
     """
     file = run / "metrics.jsonl"
-    rows = [row for row in read_json_lines(file) if f"{OF_STEPS}calls" in row] if file.is_file() else []
+    rows = [row for row in read_json_lines(file) if f"{METRIC_PREFIX}calls" in row] if file.is_file() else []
     if not (latest := rows[-RECENT_STEPS:]):
         return None
-    names = sorted({name for row in latest for name in counts_of(row, OF_STEPS)})
+    names = sorted({name for row in latest for name in counts_of(row, METRIC_PREFIX)})
     trajectories = sum(row["trajectories"] for row in latest)
     breaks = {name.removeprefix(BREAKS) for row in latest for name in row if name.startswith(BREAKS)}
     return {
         "steps": len(latest),
-        "counts": {name: _mean([row.get(f"{OF_STEPS}{name}", 0.0) for row in latest]) for name in names},
+        "counts": {name: _mean([row.get(f"{METRIC_PREFIX}{name}", 0.0) for row in latest]) for name in names},
         "segments_per_trajectory": sum(row["samples"] for row in latest) / trajectories if trajectories else None,
         "segment_breaks": {name: sum(row.get(f"{BREAKS}{name}", 0.0) for row in latest) for name in sorted(breaks)},
     }

@@ -69,9 +69,9 @@ def _asked_and_answered(rollout: RecordedRollout) -> str:
     return f"{quoted(asked or '')[:200]} -> {quoted(answer)}"
 
 
-def _next(run: Path, summary: Mapping[str, Any], is_troubled: bool) -> list[str]:
+def _next(run: Path, summary: Mapping[str, Any], has_problems: bool) -> list[str]:
     folder = quote(str(run))
-    if is_troubled or summary.get("status") != "completed":
+    if has_problems or summary.get("status") != "completed":
         first = [f"rllm-core show {folder}", f"rllm-core diagnose {folder}"]
         if summary.get("status") == "completed":
             return [*first, "rllm-core doctor"]

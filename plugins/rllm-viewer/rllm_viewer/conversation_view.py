@@ -116,7 +116,7 @@ def _facts(step: Step, position: int, steps: int, advantages: Sequence[Any]) -> 
     if step.token_rewards is not None:
         facts.append(f"token rewards sum to {number(float(step.token_rewards.sum()))}")
     if step.finish_reason is FinishReason.LENGTH:
-        facts.append(f"cut off after {counted(len(step.completion_ids), 'token')}")
+        facts.append(f"truncated after {counted(len(step.completion_ids), 'token')}")
     if step.control_tokens:
         facts.append(f"new text spells {counted(step.control_tokens, 'control token')}")
     if facts:

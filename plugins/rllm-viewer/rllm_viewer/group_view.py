@@ -30,7 +30,7 @@ from rllm_viewer.terminal import (
 )
 
 SHOWN_CHARACTERS = 300
-LEAST_TASK_COLUMNS = 8
+MIN_TASK_COLUMNS = 8
 OTHER_COLUMNS = 68
 CORRECT = {True: "solved", False: "not solved", None: ""}
 
@@ -40,7 +40,7 @@ Texts = Callable[[], Mapping[int, str]]
 
 def table(entries: Sequence[IndexedGroup], columns: int) -> RenderableType:
     """Returns a table with one line per recorded group; long task ids are cut to fit ``columns``."""
-    task_columns = max(LEAST_TASK_COLUMNS, columns - OTHER_COLUMNS)
+    task_columns = max(MIN_TASK_COLUMNS, columns - OTHER_COLUMNS)
     rows = []
     for entry in entries:
         known = [reward for reward in entry.rewards if reward is not None]

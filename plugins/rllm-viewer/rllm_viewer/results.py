@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 from rllm_core.errors import ConfigError
 
-OF_VALIDATIONS = ("solved", "reward_mean", "nll_per_token")
-MEASURES = (*OF_VALIDATIONS, "loss")
-"""Measures of a run, of which the first that it has describes it: ``loss`` is only known of training steps."""
+VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
+MEASURES = (*VALIDATION_MEASURES, "loss")
+"""Measures that can describe a run, the preferred one first. ``loss`` exists for training steps only."""
 
 SAMPLES = 24
 CHUNK_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""Warnings during a run: each trouble is reported once when it is certain, and once when it is over."""
+"""Warnings during a run: each problem is reported once when it is certain, and once when it is over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COLUMNS = 80
 
 
 class _Followed:
-    """A run in this process, and its reported troubles."""
+    """A run in this process, and its reported problems."""
 
     def __init__(self, state: TrainerState) -> None:
         self.diagnosis = Diagnosis(state.config.to_tables(), partial(answers.of_folder, state.run_dir))
         self.named: set[str] = set()
-        if state.step:  # a resumed run continues with its earlier troubles
+        if state.step:  # a resumed run keeps its earlier problems
             for row in read_json_lines(state.run_dir / "metrics.jsonl"):
                 self.diagnosis.step(row)
 

@@ -128,7 +128,12 @@ CUT = NEVER | {"truncated_share": 1.0}
 @pytest.mark.parametrize(
     ("answers", "metrics", "cut_off", "cause"),
     [
-        ([("a", "b", END)] * 4, NEVER, False, "too hard for the model; or the reward never pays"),
+        (
+            [("a", "b", END)] * 4,
+            NEVER,
+            False,
+            "too hard for the model; or the reward function never rewards a solution",
+        ),
         ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.0}, False, "too hard for the model; or its chat template"),
         ([("a", "b", END)] * 4, NEVER | {OTHERS: 0.1}, False, "belong to other rows; or the model only guesses"),
         (
@@ -139,11 +144,11 @@ CUT = NEVER | {"truncated_share": 1.0}
         ),
         ([("a", "<|im_start|>", "b", END)] * 4, NEVER, False, "4 have control tokens such as <|im_start|>"),
         ([("<think>", "a", "</think>", "b", END)] * 4, NEVER, False, "too hard"),
-        ([("a", "b")] * 4, CUT, True, "max_response_tokens is too small; or the model never writes"),
+        ([("a", "b")] * 4, CUT, True, "max_response_tokens is too small; or the model never samples"),
         ([("a", END, "a")] * 4, CUT, True, "the stop token is missing: <|im_end|> ends an answer"),
         ([("a", "<|pad|>", END, "a")] * 4, CUT, True, "the chat template is wrong"),  # anything but an answer
-        ([("abcd", "\n", "abcd")] * 4, CUT, True, "the stop token is missing: the model never writes it"),
-        ([("so ", "so ") * 8] * 4, CUT, True, "the stop token is missing: the model never writes it"),
+        ([("abcd", "\n", "abcd")] * 4, CUT, True, "the stop token is missing: the model never samples it"),
+        ([("so ", "so ") * 8] * 4, CUT, True, "the stop token is missing: the model never samples it"),
         ([("abcd", "\n", "abcd")] * 3, CUT, True, "max_response_tokens is too small"),  # too few to tell
     ],
 )
@@ -165,10 +170,10 @@ def conversations(tmp_path: Path, *prompts: list[dict[str, str]]) -> str:
 def test_conversations_tell_habits_of_agents_apart(tmp_path: Path) -> None:
     asked, answered = {"role": "user", "content": "x"}, {"role": "assistant", "content": "in other words"}
     text = conversations(tmp_path / "rewriting", [asked], [asked, answered, asked | {"content": "go on"}])
-    assert "1 of 2 recorded ones begin with answers" in text
+    assert "1 of 2 recorded ones start with reworded answers" in text
     assert "Cause: the agent rewrites its history" in text
     text = conversations(tmp_path / "single", [asked], [asked | {"content": "y"}])
-    assert "replaces its history by a summary: let it do so rarely; or it asks single questions" in text
+    assert "replaces its history with a summary: let it do so rarely; or it asks single questions" in text
     branch = [asked, {"role": "assistant", "content": "an answer"}, asked | {"content": "go on"}]
     assert "the agent rewrites its history; or" in conversations(tmp_path / "one", branch)
 
@@ -202,7 +207,7 @@ def test_a_warning_is_said_once_and_taken_back(tmp_path: Path) -> None:
     for step, row in enumerate([NEVER] * 5 + [{}] * 3, 1):
         said.append(warnings_of_runs.lines(state(tmp_path, step), {"step": step, **HEALTHY, **row}, {}))
     assert [bool(lines) for lines in said] == [step in (3, 8) for step in range(9)]
-    assert said[3][0].startswith("warning: no rollout solves anything")
+    assert said[3][0].startswith("warning: no rollout solves its task")
     assert all(len(line) <= 80 for line in said[3])
     assert said[8] == ["no longer: nobody solves it (step 8)"]
 
@@ -263,7 +268,7 @@ def test_nobody_overlooks_that_nothing_was_trained(tmp_path: Path) -> None:
     run, summary = written(tmp_path, *[NEVER] * 4)
     lines = closing.lines(run, summary)
     assert any(line.startswith("NOTHING WAS TRAINED") for line in lines)
-    assert any(line.startswith("warning: no rollout solves anything") for line in lines)
+    assert any(line.startswith("warning: no rollout solves its task") for line in lines)
     assert "NOTHING WAS TRAINED" in called(diagnose, run).output
     data = json.loads(called(diagnose, run, "--json").output)
     assert data["nothing_trained"]

@@ -156,7 +156,7 @@ def test_calls_results_breaks_and_versions(tmp_path: Path) -> None:
     assert "tool result 1" in said
     assert any(line.startswith("break prefix_mismatch") for line in said)
     assert any("versions 3 to 5" in line and "1 break" in line for line in said)
-    assert any("call 3" in line and "cut off after 1 token" in line for line in said)
+    assert any("call 3" in line and "truncated after 1 token" in line for line in said)
     assert said.count("tool result 0") == 1, "each message is shown once"
 
 

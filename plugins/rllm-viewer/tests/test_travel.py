@@ -85,7 +85,7 @@ def test_what_is_left_out_is_printed_by_kind(tmp_path: Path) -> None:
     lines = result.output.splitlines()
     assert lines[0].startswith("2 rows: ")
     at = lines.index("of 3 rollouts in 2 groups")
-    assert lines[at + 1] == "left out, since format openai cannot hold it:"
+    assert lines[at + 1] == "left out, because format openai cannot hold it:"
     assert "        2  step.logprobs" in lines
     assert "        1  rollout (without a model call)" in lines
     result = called(import_, tmp_path / "rows.jsonl", tmp_path / "back", "--from", "openai")
@@ -191,17 +191,17 @@ def test_a_log_of_inspect_without_events_becomes_groups(tmp_path: Path) -> None:
     [
         ("sft", ['{"messages": []}', "{"], "line 2 is not JSON"),
         ("sft", ["[1]"], "it must be a JSON object"),
-        ("openai", ['{"messages": [{"content": "x"}]}'], r"messages\[0\] is no message with a role"),
+        ("openai", ['{"messages": [{"content": "x"}]}'], r"messages\[0\] is not a message with a role"),
         ("openai", ['{"messages": "x"}'], "messages is text that is not JSON"),
-        ("hf", ['{"prompt": [], "completion": []}'], "no message of the assistant"),
+        ("hf", ['{"prompt": [], "completion": []}'], "no assistant message"),
         ("sft", ['{"messages": [{"role": "assistant"}], "input_ids": [1]}'], "assistant_masks must have a 0 or a 1"),
-        ("atif", ['{"steps": []}'], "is no ATIF trajectory"),
+        ("atif", ['{"steps": []}'], "is not an ATIF trajectory"),
         (
             "atif",
             ['{"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": [{}]}'],
             "no valid ATIF trajectory",
         ),
-        ("verifiers", ['{"prompt": []}'], "is no episode of verifiers"),
+        ("verifiers", ['{"prompt": []}'], "is not an episode of verifiers"),
         ("verifiers", ['{"task": {"data": {}}, "traces": [{"nodes": [{"parent": 0, "sampled": true}]}]}'], "ancestor"),
         ("hf", ['{"prompt": "a", "completion": "b", "step": "x"}'], "must be integers"),
         ("hf", ['{"prompt": "a", "completion": "b", "weight_version": -1}'], "cannot be imported"),
@@ -220,7 +220,7 @@ def test_a_broken_line_is_named_and_nothing_is_written(
 
 def test_a_log_of_inspect_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text('{"eval": {}}')
-    with pytest.raises(ConfigError, match="is no log of Inspect"):
+    with pytest.raises(ConfigError, match="is not an Inspect log"):
         imported(tmp_path / "log.json", tmp_path / "back", "inspect")
 
 

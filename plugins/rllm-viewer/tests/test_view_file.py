@@ -90,11 +90,11 @@ def test_groups_are_chosen(run: Path, options: list[object], groups: list[int]) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--html", "x.html", "--group", 9], "no recorded group of"),
+        (["--html", "x.html", "--group", 9], "recorded groups of"),
         (["--html", "x.html", "--filter", "colour=red"], "must be NAME=VALUE, where NAME is one of steps, outcome"),
         (["--html", "x.html", "--filter", "steps=many"], "steps takes a number or a range such as 3..9"),
         (["--html", "x.html", "--filter", "solved=perhaps"], "solved must be one of yes, no, unknown"),
-        (["--step", 1], "choose what --html writes"),
+        (["--step", 1], "need --html"),
     ],
 )
 def test_wrong_options_are_one_line(run: Path, options: list[object], said: str) -> None:
@@ -107,11 +107,11 @@ def test_wrong_options_are_one_line(run: Path, options: list[object], said: str)
 def test_only_one_run_is_written(run: Path) -> None:
     write_run(run.parent / "other")
     error = called(view, run.parent, "--html", "x.html").exception
-    assert "--html writes one run, and 2 are named" in str(error)
+    assert "--html writes one run, but there are 2" in str(error)
 
 
 def test_a_file_that_is_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(one_file, "MAX_BYTES", 1000)
     error = called(view, run, "--html", run / "page.html").exception
     assert "choose fewer with --step, --group or --filter" in str(error)
     assert not (run / "page.html").exists()

@@ -350,7 +350,7 @@ def test_the_headers_allow_nothing_from_elsewhere(run: Path) -> None:
 
 
 def test_the_command_names_what_is_no_run(tmp_path: Path) -> None:
-    for folder, said in ((tmp_path, "is not a run folder, and has none"), (tmp_path / "x", "there is no folder")):
+    for folder, said in ((tmp_path, "is not a run folder, and contains none"), (tmp_path / "x", "there is no folder")):
         error = called(view, folder).exception
         assert isinstance(error, ConfigError)
         assert said in str(error)
@@ -374,7 +374,7 @@ def test_the_command_serves_until_ctrl_c(run: Path, tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)", line)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/ \(Ctrl-C stops the server\)", line)
         assert found, line
         connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=WAIT_SECONDS)
         connection.request("GET", "/api/runs")

@@ -250,7 +250,7 @@ def _read(path: Path) -> Iterator[tuple[int, Row]]:
         seen[row.identity] = number
         yield number, row
     if not seen:
-        raise ConfigError(f"data file {path} holds no rows")
+        raise ConfigError(f"data file {path} has no rows")
 
 
 def _row(line: str, where: str) -> Row:

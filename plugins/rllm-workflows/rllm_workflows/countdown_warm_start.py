@@ -25,7 +25,7 @@ SETTINGS: dict[str, int] = {
     "train_tasks": 1500,
     "validation_tasks": 200,
 }
-"""Keys of ``[countdown]`` for such a model."""
+"""Settings ``[countdown]`` for a model of this size."""
 
 
 def conversations(rng: random.Random) -> Iterator[list[dict[str, Any]]]:

@@ -29,8 +29,8 @@ from rllm_workflows.reward_check import complaint
 
 logger = logging.getLogger(__name__)
 
-OF_OTHER_ROWS = "answers_of_other_rows"
-"""Metric: share of the wrong answers that are the correct answer of another row, as with answers in the wrong rows."""
+ANSWERS_OF_OTHER_ROWS = "answers_of_other_rows"
+"""Metric: share of answers that are wrong, but expected in another row; high if answers are in the wrong rows."""
 
 ASKED_ROWS = 8  # number of rows, among which two different answers should occur
 
@@ -148,7 +148,10 @@ class DatasetWorkflow(Workflow):
             [step],
             reward=reward,
             is_correct=is_correct,
-            metrics={OF_OTHER_ROWS: float(not is_correct and self._examples.has_answer(answer)), **reward.numbers},
+            metrics={
+                ANSWERS_OF_OTHER_ROWS: float(not is_correct and self._examples.has_answer(answer)),
+                **reward.numbers,
+            },
             metadata={"reward_parts": reward.parts} if reward.parts else None,
             termination_reason=TerminationReason.MAX_RESPONSE_TOKENS if is_cut_off else TerminationReason.DONE,
         )

@@ -243,14 +243,14 @@ def _library(source: str) -> Any:
 
 def _row(row: Row) -> Row:
     """Returns a row as JSON Lines would have it, but keeps null columns, so that messages can name them."""
-    return {column: _without_nulls(value) for column, value in row.items()}
+    return {column: without_nulls(value) for column, value in row.items()}
 
 
-def _without_nulls(value: Any) -> Any:
-    """Removes keys that Arrow adds because other rows have them."""
+def without_nulls(value: Any) -> Any:
+    """Removes the null values that Arrow fills in for keys that only other rows have."""
     if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _one_line(error: BaseException) -> str:

@@ -192,7 +192,7 @@ def _read(path: Path, config: MathConfig) -> Iterator[tuple[int, Task]]:
         seen[task.task_id] = number
         yield number, task
     if not seen:
-        raise ConfigError(f"data file {path} holds no rows")
+        raise ConfigError(f"data file {path} has no rows")
 
 
 def _task(line: str, where: str, config: MathConfig) -> Task:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from rllm_core.errors import ConfigError
 from rllm_core.types import Messages
+from rllm_workflows.dataset_rows import without_nulls
 
 ItemT = TypeVar("ItemT")
 
@@ -228,14 +229,7 @@ class ParquetRows(Rows):
 
     def _read(self, index: int) -> Any:
         [row] = self._table.slice(index, 1).to_pylist()
-        return _without_nulls(row)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Removes the null values that parquet fills in for keys a row does not have."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+        return without_nulls(row)
 
 
 def open_rows(path: Path) -> Rows:

@@ -191,7 +191,7 @@ def test_a_repeated_task_is_refused(tmp_path):
 def test_missing_and_empty_files(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.jsonl cannot be read"):
         CountdownWorkflow(CountdownConfig(train_file=tmp_path / "nowhere.jsonl")).tasks("train")
-    with pytest.raises(ConfigError, match=r"empty.jsonl holds no rows"):
+    with pytest.raises(ConfigError, match=r"empty.jsonl has no rows"):
         CountdownWorkflow(CountdownConfig(train_file=write_rows(tmp_path / "empty.jsonl"))).tasks("train")
 
 

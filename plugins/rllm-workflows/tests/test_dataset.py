@@ -12,7 +12,7 @@ import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
-from rllm_workflows.dataset import OF_OTHER_ROWS, DatasetConfig, DatasetWorkflow, graded_text, run_file
+from rllm_workflows.dataset import ANSWERS_OF_OTHER_ROWS, DatasetConfig, DatasetWorkflow, graded_text, run_file
 from rllm_workflows.reward_check import complaint
 
 from rllm_core.errors import ConfigError, PluginError
@@ -385,7 +385,7 @@ def test_a_reward_below_solved_at_and_a_cut_off_answer(tmp_path, make_completer)
 def test_wrong_answers_that_belong_to_other_rows_are_counted(tmp_path, make_completer, said, is_of_another):
     workflow = workflow_of(lines(tmp_path / "rows.jsonl", *ROWS[:5]), held_out_share=0)
     [episode] = played(workflow, (workflow.tasks("train")[2], make_completer(said)[1]))
-    assert episode.metrics == {OF_OTHER_ROWS: is_of_another}
+    assert episode.metrics == {ANSWERS_OF_OTHER_ROWS: is_of_another}
 
 
 def test_an_unknown_reward_is_an_error_before_anything_is_allocated(tmp_path):

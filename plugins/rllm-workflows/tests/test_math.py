@@ -202,7 +202,7 @@ def test_rows_that_are_wrong(tmp_path, row, message):
 def test_files_that_are_wrong(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         MathWorkflow(MathConfig(train_file=tmp_path / "none"))
-    with pytest.raises(ConfigError, match="holds no rows"):
+    with pytest.raises(ConfigError, match="has no rows"):
         MathWorkflow(MathConfig(train_file=write(tmp_path / "empty", "\n")))
     one = write(tmp_path / "one", *rows(1))
     with pytest.raises(ConfigError, match="too few to hold some out"):

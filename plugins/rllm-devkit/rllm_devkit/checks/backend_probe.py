@@ -260,7 +260,7 @@ class BackendProbe:
             raise Broken(f"compute_logprobs returned non-finite numbers for the {policy} policy")
         return [np.array(one) for one in computed]
 
-    async def refuses(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
+    async def rejects(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
         """Returns whether the backend rejects a request for log-probabilities of a policy."""
         await self._enter_training()
         try:

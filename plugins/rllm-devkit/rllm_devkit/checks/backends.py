@@ -220,7 +220,7 @@ async def _logprobs(probe: BackendProbe) -> str:
         if policy in probe.capabilities.policies:
             gap = await _agreement(probe, samples, policy)
             seen.append(f"{policy} within {gap:.2g}")
-        elif not await probe.refuses(samples, policy):
+        elif not await probe.rejects(samples, policy):
             raise Broken(f"it computes log-probabilities of the {policy} policy, but does not declare that policy")
     if not seen:
         raise NotApplicable("it computes no log-probabilities")

@@ -14,7 +14,7 @@ from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
 
 PieceT = TypeVar("PieceT", bound=Configured)
 Check = Callable[[PieceT, np.random.Generator, int], str]
-"""A check of a component: draws its own examples, so many, and returns what it saw.
+"""Check of a component: takes the number of examples to draw, and returns its finding.
 
 Raises `Broken` if the component violates its contract."""
 

@@ -17,7 +17,7 @@ from rllm_devkit.checks.engine_probe import EngineProbe
 from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
 
 CERTAINLY_OUTSIDE = 2**31 - 1  # the largest int32, the dtype of token ids
-MOST_STOPS = 16
+MAX_STOPS = 16
 # When to cancel a call: after some event-loop turns, plus a share of the call's duration.
 CANCELLED_AFTER = ((1, 0.0), (4, 0.0), (0, 0.3), (0, 0.6))
 # The core's tolerance: a float32 softmax can end slightly above 0.
@@ -113,7 +113,7 @@ async def _ends(probe: EngineProbe) -> str:
     if not ends["stop"]:
         # The policy does not end its turns yet, so use its most common tokens as stop tokens.
         usual = Counter(token for output in first for token in output.token_ids.tolist())
-        params = probe.params_with(stop_token_ids=tuple(token for token, _ in usual.most_common(MOST_STOPS)))
+        params = probe.params_with(stop_token_ids=tuple(token for token, _ in usual.most_common(MAX_STOPS)))
         for prompt in probe.prompts:
             ends += _finished(await probe.group(prompt, range(probe.samples), params), params)
     short = probe.params_with(max_response_tokens=1)
@@ -324,10 +324,10 @@ async def _media(probe: EngineProbe) -> str:
     image = MediaChunk(sha256="0" * 64, kind="image", length_tokens=4)
     try:
         output = await probe.single([*probe.prompts[0].tolist(), image], 0)
-    except (EngineError, ValueError) as refusal:
-        if probe.engine.name not in str(refusal) or image.kind not in str(refusal):
-            raise Broken(f"the error for media must name the engine and the kind of media, got: {refusal}") from refusal
-        return str(refusal)
+    except (EngineError, ValueError) as error:
+        if probe.engine.name not in str(error) or image.kind not in str(error):
+            raise Broken(f"the error for media must name the engine and the kind of media, got: {error}") from error
+        return str(error)
     raise Broken(f"without media support, a prompt with an image must raise, but returned {output.token_ids.tolist()}")
 
 

@@ -143,7 +143,7 @@ async def _repeatable(probe: _Probe) -> str:
     first, again = await probe.scores(group), await probe.scores(group)
     if first != again:
         raise Broken(f"the same group got the scores {first}, and later {again}; draw from group.seed only")
-    return "twice the same scores"
+    return "a second call returns the same scores"
 
 
 async def _no_side_effects(probe: _Probe) -> str:
@@ -152,7 +152,7 @@ async def _no_side_effects(probe: _Probe) -> str:
     await probe.scores(group)
     if [episode.to_json() for episode in group.episodes] != before:
         raise Broken("score() changed an episode; return the scores, and leave the episodes as they are")
-    return "the episodes stay as they were"
+    return "the episodes are unchanged"
 
 
 GROUP_SCORER_CHECKS: dict[str, Check[_Probe]] = {

@@ -183,7 +183,7 @@ def _bridge(completions: Completions, said: list[MessageLike]) -> list[int] | No
 
 def _sessions(completions: Completions, examples: int) -> str:
     parser, rng, turns, breaks = completions.parser, completions.rng, 0, Counter[str]()
-    refusals: list[str] = []
+    rejections: list[str] = []
     for _ in range(max(1, examples // TURNS)):
         session = parser.session(tools=completions.tools)
         conversation: list[MessageLike] = [QUESTION]
@@ -195,7 +195,7 @@ def _sessions(completions: Completions, examples: int) -> str:
             try:
                 turn = session.next_prompt(conversation)
             except Exception as error:  # a template may reject some messages, but not all
-                refusals.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+                rejections.append(f"{type(error).__name__}: {error}".partition("\n")[0])
                 break
             if session.next_prompt(conversation) is not turn:
                 raise Broken("next_prompt() with the same messages returns another turn")
@@ -217,12 +217,12 @@ def _sessions(completions: Completions, examples: int) -> str:
             raise Broken("the segments of a session do not contain the sampled tokens")
         if sum(int(s.loss_mask.sum()) for s in session.segments) != sum(map(len, sampled)):
             raise Broken("the loss masks of a session do not mark the sampled tokens")
-    if turns <= len(refusals):
-        raise Broken(f"no conversation reached its second turn: {refusals[0]}")
+    if turns <= len(rejections):
+        raise Broken(f"no conversation reached its second turn: {rejections[0]}")
     if "prefix_mismatch" in breaks:
         raise Broken("a bridge does not start with the tokens before it")
     counted = ", ".join(f"{count} {reason}" for reason, count in sorted(breaks.items()))
-    return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(refusals)} rejected" if refusals else "")
+    return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(rejections)} rejected" if rejections else "")
 
 
 def _copies(completions: Completions, examples: int) -> str:

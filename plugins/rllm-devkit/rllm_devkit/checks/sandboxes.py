@@ -19,7 +19,7 @@ from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable
 AT_A_TIME = 8
 PLANTED = "RLLM_PLANTED_VARIABLE"
 FEW_BYTES = 10_000
-MUCH_MEMORY_BYTES = 128 << 20
+MEMORY_LIMIT_BYTES = 128 << 20
 
 # Programs that fail, each in a different way.
 GARBAGE = ("(" * 10_000, "\0", "\ud800", "def", "raise SystemExit('no')", "1 / 0", "import no_such_module")
@@ -123,10 +123,10 @@ async def _output(probe: _Probe) -> str:
 
 
 async def _memory(probe: _Probe) -> str:
-    source = f"x = b'x' * {4 * MUCH_MEMORY_BYTES}; print(len(x))"
-    result = await probe.run(source, memory_bytes=MUCH_MEMORY_BYTES)
+    source = f"x = b'x' * {4 * MEMORY_LIMIT_BYTES}; print(len(x))"
+    result = await probe.run(source, memory_bytes=MEMORY_LIMIT_BYTES)
     if result.exit_code == 0:
-        raise Broken(f"a program used {4 * MUCH_MEMORY_BYTES} bytes, but the limit is {MUCH_MEMORY_BYTES}")
+        raise Broken(f"a program used {4 * MEMORY_LIMIT_BYTES} bytes, but the limit is {MEMORY_LIMIT_BYTES}")
     return f"ended as {result.outcome}"
 
 

@@ -323,15 +323,15 @@ def _side_by_side(subject: _Subject) -> str:
             await each.finish("completed")
 
     asyncio.run(play())
-    refused = [name for each in trackers for name in each.failed if watched[name].calling == "start"]
+    rejected = [name for each in trackers for name in each.failed if watched[name].calling == "start"]
     for each in trackers:
         for name, failure in each.failed.items():
-            if refused != [name]:
+            if rejected != [name]:
                 raise Broken(f"two runs in one process: {watched[name].calling}: {failure}")
     for folder, entries in zip(folders, logged, strict=True):
-        if folder.name not in refused:
+        if folder.name not in rejected:
             _compare(subject, folder, _expected(entries))
-    return "it rejects a second run in one process" if refused else "two runs in one process"
+    return "it rejects a second run in one process" if rejected else "two runs in one process"
 
 
 def _secrets(subject: _Subject) -> str:

@@ -265,7 +265,7 @@ async def _cancellation(probe: WorkerProbe) -> str:
         rollout = await pipes.start(SAY, ASK, reward=1.0)
         await rollout.turn([user("one")])
         await rollout.ended()
-    return "of one that waits, of a call, and of one that has ended; others go on"
+    return "of one that waits, of a call, and of one that has ended; others continue"
 
 
 async def _two_at_once(probe: WorkerProbe) -> str:
@@ -350,7 +350,7 @@ async def _output(probe: WorkerProbe) -> str:
         rollout = await pipes.start(["print", "x" * 4096], SAY, ASK, ["print", "y"], reward=1.0)
         await rollout.turn([user("one")])
         await rollout.ended()
-    return "what a workflow prints is no frame"
+    return "the output of a workflow is not read as frames"
 
 
 async def _closing(probe: WorkerProbe) -> str:

@@ -23,7 +23,7 @@ from rllm_devkit.checks.workflow_probe import SPLITS, Rollout, WorkflowProbe, ta
 
 SEEDS = 4  # rollouts per task
 AT_A_TIME = 16
-MOST_TASKS = 20_000  # checked one by one per split
+MAX_TASKS = 20_000  # checked one by one per split
 
 
 async def check_workflow(
@@ -97,7 +97,7 @@ async def _tasks(probe: WorkflowProbe) -> str:
         for which, compared in (("on a second call", again), ("in another instance", others)):
             if len(compared) != len(tasks):
                 raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, but {len(compared)} {which}")
-            for number in islice(checkable(tasks, MOST_TASKS), MOST_TASKS):
+            for number in islice(checkable(tasks, MAX_TASKS), MAX_TASKS):
                 if _written(tasks[number]) != _written(compared[number]):
                     raise Broken(f"task {number} of {split!r} is different {which}")
         if split == "train" and not len(tasks):
@@ -120,7 +120,7 @@ def _written(task: Task) -> str:
 
 async def _splits(probe: WorkflowProbe) -> str:
     train, validation = (
-        [tasks[number] for number in islice(checkable(tasks, MOST_TASKS), MOST_TASKS)]
+        [tasks[number] for number in islice(checkable(tasks, MAX_TASKS), MAX_TASKS)]
         for tasks in (tasks_of(probe.workflow, split) for split in SPLITS)
     )
     if not validation:

@@ -16,7 +16,7 @@ from rllm_core.errors import ConfigError
 from rllm_devkit.templates import KINDS, PackageNames, single_file, template, try_file, try_package
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
-_LONGEST_NAME = 32  # other names contain it, and must fit on a line
+_MAX_NAME_CHARACTERS = 32  # other names contain it, and must fit on a line
 
 
 @click.command("new", short_help="Create a plugin package or file from a template.")
@@ -96,10 +96,10 @@ def _checked(name: str) -> PackageNames:
         raise ConfigError(
             f"name {name!r:.80} must not start with {name[:5]!r}; the package name adds it. Use {name[5:]!r:.80}"
         )
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_CHARACTERS:
         raise ConfigError(
             f"name {name!r:.80} must have lowercase letters and digits, with single - or _ between words, start with a "
-            f"letter and have at most {_LONGEST_NAME} characters, such as word_count"
+            f"letter and have at most {_MAX_NAME_CHARACTERS} characters, such as word_count"
         )
     if keyword.iskeyword(name):
         raise ConfigError(f"name {name!r} is a Python keyword; choose another, such as {name}_task")

@@ -65,10 +65,10 @@ def check(
     counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
     warnings = outcomes.count(WARNING)
     contract, packaging = "failed" if counts["failed"] else "passed", "warnings" if warnings else "passed"
-    is_refused = bool(counts["failed"] or (strict and warnings))
+    has_failed = bool(counts["failed"] or (strict and warnings))
     if as_json:
         about = {"plugin": plugin.name, "package": plugin.package, "version": plugin.version, "value": plugin.value}
-        verdicts = {"outcome": "failed" if is_refused else "passed", "contract": contract, "packaging": packaging}
+        verdicts = {"outcome": "failed" if has_failed else "passed", "contract": contract, "packaging": packaging}
         numbers = {**counts, "warnings": warnings}
         echo_json({**about, **verdicts, **numbers, "groups": [group.to_json() for group in groups]})
     else:
@@ -79,7 +79,7 @@ def check(
         counted = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         noted = f"{warnings} warning{'' if warnings == 1 else 's'}" if warnings else "passed"
         click.echo(f"{plugin.label}, plugin {plugin.name!r}: contract {contract} ({counted}); packaging: {noted}")
-    context.exit(1 if is_refused else 0)
+    context.exit(1 if has_failed else 0)
 
 
 def _not_loaded(info: PluginInfo) -> PluginInfo:

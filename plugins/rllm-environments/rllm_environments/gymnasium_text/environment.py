@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-import io
 import random
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +20,7 @@ from rllm_environments.gymnasium_text.observations import (
     text_of_view,
     unreadable,
 )
+from rllm_environments.quiet import quiet
 
 INSTALL = "pip install 'rllm-environments[gymnasium]'"
 
@@ -75,17 +74,9 @@ def library() -> Any:
         gymnasium = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
         raise ConfigError(f"workflow 'gymnasium' needs gymnasium, which is not installed: {INSTALL}") from error
-    with contextlib.suppress(ModuleNotFoundError), _quiet():
+    with contextlib.suppress(ModuleNotFoundError), quiet():
         importlib.import_module("minigrid")
     return gymnasium
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences environments that warn, or that print while they generate a level."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def newest_of(names: Sequence[str], name: str) -> str:
@@ -139,7 +130,7 @@ class TextEnvironment:
 
     def reset(self, seed: int) -> str:
         """Starts the game for a seed, and returns the first observation."""
-        with _quiet():
+        with quiet():
             observation, _ = self._env.reset(seed=seed)
         text = self._text(observation)
         return f"{observation['mission']}\n{text}" if self.is_minigrid else text
@@ -154,7 +145,7 @@ class TextEnvironment:
         """Takes a legal action, and returns its result."""
         space = self._env.action_space
         chosen = action if self.actions is None else int(space.start) + self._by_name[action.casefold()]
-        with _quiet():
+        with quiet():
             observation, reward, terminated, truncated, _ = self._env.step(chosen)
         return Shown(self._text(observation), float(reward), bool(terminated), bool(truncated))
 
@@ -250,7 +241,7 @@ def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
     if refused is not None:
         raise ConfigError(f"gymnasium.environment: {name} is refused: {refused}")
     try:
-        with _quiet():
+        with quiet():
             env = gymnasium.make(name, **options)
     except Exception as error:  # third-party environment
         raise _unusable(name, "made", error) from error

@@ -14,7 +14,7 @@ from rllm_environments.gymnasium_text.environment import TextEnvironment
 HeldOut = Literal["starts", "seeds", "nothing"]
 
 SAMPLED_SEEDS = 64
-FEWEST_STARTS = 8
+MIN_STARTS = 8
 ONE_IN = 7
 MAX_TRIES = 5000
 FIRST_VALIDATION_SEED = 1_000_000
@@ -37,7 +37,7 @@ class Splits:
         starts = {environment.start_of(seed) for seed in range(SAMPLED_SEEDS)}
         self.held_out: HeldOut = "nothing" if len(starts) == 1 else "seeds"
         self._salt = 0
-        if environment.has_state_hash and len(starts) >= FEWEST_STARTS:
+        if environment.has_state_hash and len(starts) >= MIN_STARTS:
             self.held_out = "starts"
             # With few starts, chance alone could hold out none or most of them.
             least, most = max(1, len(starts) // 10), len(starts) // 4

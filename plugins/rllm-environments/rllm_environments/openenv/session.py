@@ -125,7 +125,7 @@ class Session:
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict):
             raise OpenEnvError(
-                f"the server answered {kind!r} with {str(answer)!r:.200}, which is no message of OpenEnv"
+                f"the server answered {kind!r} with {str(answer)!r:.200}, which is not an OpenEnv message"
             )
         if answer.get("type") == "error":
             code, message = data.get("code"), f"{str(data.get('message'))!r:.300}"
@@ -138,7 +138,7 @@ class Session:
         if answer.get("type") != "observation" or not isinstance(observation, dict):
             raise OpenEnvError(f"the server answered {kind!r} with a message of type {str(answer.get('type'))!r:.40}")
         if reward is not None and not isinstance(reward, int | float):
-            raise OpenEnvError(f"the server's reward is {reward!r:.80}, which is no number")
+            raise OpenEnvError(f"the server's reward is {reward!r:.80}, which is not a number")
         return Shown(observation, None if reward is None else float(reward), bool(data.get("done")))
 
 

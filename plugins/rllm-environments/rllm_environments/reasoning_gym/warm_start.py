@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from rllm_core.types import Task
 from rllm_environments.reasoning_gym import child, datasets
 
-OF_LETTERS = ("letter_jumble", "palindrome_generation", "spell_backward")
-OF_WORDS = {"sentence_reordering": " ", "word_sequence_reversal": ", ", "word_sorting": ", "}
-"""Datasets whose answers are the question's words, and what separates them."""
+LETTER_DATASETS = ("letter_jumble", "palindrome_generation", "spell_backward")
+WORD_SEPARATORS = {"sentence_reordering": " ", "word_sequence_reversal": ", ", "word_sorting": ", "}
+"""Separator of the words in an answer, for datasets whose answers consist of the question's words."""
 QUESTIONS, QUESTIONS_OF_SLOW = 1000, 32
 
 
@@ -42,10 +42,10 @@ def asked_and_answered(environment: str, tasks: Sequence[Task], rng: random.Rand
 
 def _shuffled(environment: str, answer: str, rng: random.Random) -> str | None:
     """Returns an answer's letters or words in random order, or None if answers do not consist of the question's."""
-    if environment in OF_LETTERS:
+    if environment in LETTER_DATASETS:
         return "".join(rng.sample(answer, k=len(answer)))
-    if environment in OF_WORDS:
-        separator = OF_WORDS[environment]
+    if environment in WORD_SEPARATORS:
+        separator = WORD_SEPARATORS[environment]
         words = answer.split(separator)
         return separator.join(rng.sample(words, k=len(words)))
     return None

@@ -37,9 +37,9 @@ CHECK_IN_SANDBOX = "rllm_environments.reasoning_gym.preloaded:score"
 POSE_LIMITS = Limits(wall_seconds=120.0, memory_bytes=4 << 30)
 CHECK_MEMORY_BYTES = 4 << 30
 PREPARE_SECONDS = 120.0
-"""A checker's process imports reasoning-gym first, and creates the entry; both take seconds, more on a busy machine."""
-REJECTING = (ChildDied, ChildOutOfMemory, ChildTimeout)
-"""Errors that a text causes. What the checker itself raises is handled where it runs."""
+"""Time for a checker's process to import reasoning-gym and create the entry, on a busy machine."""
+ANSWER_ERRORS = (ChildDied, ChildOutOfMemory, ChildTimeout)
+"""Errors caused by an answer's text. Errors that the checker raises are handled in its process."""
 QUESTIONS_KEPT = 4096
 ASK_FOR_TAGS = "Think step by step. Then write only the final answer between <answer> and </answer>."
 
@@ -128,13 +128,13 @@ class ReasoningGymWorkflow(Workflow):
     @cached_property
     def _grade(self) -> RewardFunction:
         if not self.is_sandboxed:
-            return self.services.reward_function("reasoning_gym", self.check_limits, blame_text=REJECTING)
+            return self.services.reward_function("reasoning_gym", self.check_limits, blame_text=ANSWER_ERRORS)
         function = self.services.isolating_sandbox().function(CHECK_IN_SANDBOX, self.check_limits)
 
         async def grade(task: Task, text: str) -> Score:
             try:
                 reward, parts = await call_with_retry(function, dict(task.data), text)
-            except REJECTING:
+            except ANSWER_ERRORS:
                 return Score(0.0, {"rejected": 1.0})
             return Score(reward, parts)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
-import io
 import random
 import re
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rllm_core.errors import ConfigError
+from rllm_environments.quiet import quiet
 from rllm_environments.textarena.candidates import candidates, listed
 from rllm_environments.textarena.randomness import OwnRandomness
 
@@ -41,14 +39,6 @@ def library() -> Any:
             return importlib.import_module("textarena")
     except ModuleNotFoundError as error:
         raise ConfigError(f"workflow 'textarena' needs textarena, which is not installed: {INSTALL}") from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silences games that print or emit warnings."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 class NoLegalMove(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 from rllm_core.errors import ConfigError
 from rllm_environments.textarena.game import Game, library
 
-MOST_PLAYERS = 15
+MAX_PLAYERS = 15
 _OTHER_FORMS = ("-raw", "-train")
 
 # Games whose construction or reset takes minutes, or never ends.
@@ -32,7 +32,7 @@ def opened(name: str, players: int | None, seed: int, options: Mapping[str, Any]
     """
     known = names()
     if name.endswith(_OTHER_FORMS):
-        raise ConfigError(f"textarena.environment: {name} only shows a game otherwise; use the id without the ending")
+        raise ConfigError(f"textarena.environment: {name} is another view of a game; use the id without this ending")
     if name not in known:
         near = difflib.get_close_matches(name, known, 3, 0.5)
         meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -44,7 +44,7 @@ def opened(name: str, players: int | None, seed: int, options: Mapping[str, Any]
     if family in ENDLESS:
         raise ConfigError(f"textarena.environment: {name} is refused: {ENDLESS[family]}")
     errors: list[Exception] = []
-    for count in [players] if players is not None else range(1, MOST_PLAYERS + 1):
+    for count in [players] if players is not None else range(1, MAX_PLAYERS + 1):
         try:
             return Game(name, count, seed, options), count
         except (Exception, SystemExit) as error:  # third-party game

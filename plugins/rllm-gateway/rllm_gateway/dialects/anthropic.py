@@ -16,7 +16,7 @@ from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
-OF_RUN = ("temperature", "top_p", "top_k")
+SET_BY_RUN = ("temperature", "top_p", "top_k")
 ROLES = ("user", "assistant", "system")
 # Frameworks drop thinking that has no signature. Any value will do, because only Anthropic can check one.
 SIGNATURE = "rllm"
@@ -53,7 +53,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
     if call.max_tokens is None:
         raise BadRequest("max_tokens is required: the maximum length of the answer in tokens")
     if next((message["role"] == "assistant" for _, message, _ in history.backwards()), False):
-        raise BadRequest("the last message must not be the assistant's: the policy does not go on with a given answer")
+        raise BadRequest("the last message must not be the assistant's: the policy does not continue a given answer")
     return call
 
 
@@ -69,7 +69,7 @@ def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = 
         BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
-    fields.decided_by_run(body, *OF_RUN)
+    fields.decided_by_run(body, *SET_BY_RUN)
     output = _object(body, "output_config")
     fields.decided_by_run(output, "effort")
     if output.get("format") is not None:
@@ -154,7 +154,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> str:
-    """Returns a call's arguments; for input that is no object, the policy's own text, by which it is recognized."""
+    """Returns a call's arguments; for input that is not an object, the policy's own text, by which it is recognized."""
     if isinstance(given, Mapping) and list(given) == [UNPARSED]:
         return str(given[UNPARSED])
     return json.dumps(given or {}, ensure_ascii=False)
@@ -172,7 +172,7 @@ def _blocks(content: Any) -> Sequence[Mapping[str, Any]]:
 
 def _text(block: Mapping[str, Any]) -> dict[str, Any]:
     if block.get("type") != "text":
-        raise BadRequest(f"a block of type {block.get('type')!r} is not supported at this place: use text")
+        raise BadRequest(f"a block of type {block.get('type')!r} is not supported here: use text")
     return {"type": "text", "text": block.get("text")}
 
 
@@ -184,7 +184,7 @@ def _part(block: Mapping[str, Any]) -> dict[str, Any]:
             return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
         case {"type": "image"}:
             raise BadRequest("an image must have a base64 source, because nothing is fetched from the network")
-    raise BadRequest(f"a block of type {block.get('type')!r} is not supported at this place: use text or image")
+    raise BadRequest(f"a block of type {block.get('type')!r} is not supported here: use text or image")
 
 
 def _all_messages(given: Any) -> list[dict[str, Any]]:

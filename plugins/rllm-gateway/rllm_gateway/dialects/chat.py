@@ -13,7 +13,7 @@ from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
-OF_RUN = (
+SET_BY_RUN = (
     "temperature",
     "top_p",
     "top_k",
@@ -37,7 +37,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
-    fields.decided_by_run(body, *OF_RUN)
+    fields.decided_by_run(body, *SET_BY_RUN)
     if body.get("logit_bias"):
         raise BadRequest("logit_bias is not supported")
     form = body.get("response_format")

@@ -14,7 +14,7 @@ from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
 from rllm_gateway.messages import normalized
 
-OF_RUN = ("temperature", "top_p", "top_logprobs", "reasoning")
+SET_BY_RUN = ("temperature", "top_p", "top_logprobs", "reasoning")
 LOGPROBS = "message.output_text.logprobs"
 STATEFUL = ("background", "conversation", "prompt")
 ID_PREFIX = "resp_"
@@ -39,7 +39,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         BadRequest: If the request is invalid, or asks for something unsupported.
     """
     fields = Fields(ignores=ignores)
-    fields.decided_by_run(body, *OF_RUN)
+    fields.decided_by_run(body, *SET_BY_RUN)
     for name in STATEFUL:
         if body.get(name):
             raise BadRequest(f"{name} is not supported: send the conversation as input, or previous_response_id")

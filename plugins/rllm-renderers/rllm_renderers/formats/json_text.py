@@ -16,7 +16,7 @@ def read_json(text: str) -> Any:
     """
     value, end = json_at(text, 0)
     if text[end:].strip():
-        raise ValueError("there is something after the JSON")
+        raise ValueError("text follows the JSON")
     return value
 
 
@@ -43,8 +43,8 @@ class UnfinishedJson(ValueError):
     """Raised for JSON that ends too early, but is valid up to its end."""
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse)
+_decoder = json.JSONDecoder(parse_constant=_reject)

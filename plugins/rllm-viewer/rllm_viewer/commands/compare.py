@@ -77,7 +77,7 @@ def _print(runs: Sequence[Run]) -> None:
     ):
         rows = {name: [ABSENT if v is None else value_text(v) for v in of_runs] for name, of_runs in values.items()}
         _section(screen, f"{title} that differ", letters, rows, empty=f"{title}: the same")
-    for measure in results.OF_VALIDATIONS:
+    for measure in results.VALIDATION_MEASURES:
         by_step = comparing.by_step(runs, measure)
         if by_step:
             form = share if measure == "solved" else number
@@ -157,7 +157,7 @@ def _means(values: Sequence[float | None], columns: int) -> list[float | None]:
 def _json(runs: Sequence[Run], plot: Path | None) -> dict[str, Any]:
     from rllm_viewer import comparing, results
 
-    measures = {measure: comparing.by_step(runs, measure) for measure in results.OF_VALIDATIONS}
+    measures = {measure: comparing.by_step(runs, measure) for measure in results.VALIDATION_MEASURES}
     return {
         "runs": [str(run.path) for run in runs],
         "settings": comparing.differing([run.settings for run in runs]),

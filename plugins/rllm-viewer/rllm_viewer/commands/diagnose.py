@@ -1,4 +1,4 @@
-"""``rllm-core diagnose``: reports what went wrong in a run."""
+"""``rllm-core diagnose``: reports the problems of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 from rllm_core.errors import RunError
 
 
-@click.command("diagnose", short_help="Name what went wrong in a run, and what usually causes it.")
+@click.command("diagnose", short_help="Report problems of a run, with their usual causes.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diagnose(run: Path, as_json: bool) -> None:
-    """Name what went wrong in a run, and what usually causes it.
+    """Report problems of a run, with their usual causes.
 
-    RUN is a run folder, finished or not. Each line says what was seen, since which step, the usual causes, the command
-    that tells them apart, and the section of the documentation.
+    RUN is the folder of a finished or a running run. Each problem is reported with its first step, its usual causes,
+    the command that distinguishes them, and a section of the documentation.
     """
     from rllm_viewer import diagnosis
     from rllm_viewer.terminal import visible_line
@@ -26,7 +26,7 @@ def diagnose(run: Path, as_json: bool) -> None:
     try:
         found = diagnosis.of_folder(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{run} cannot be diagnosed, a file is damaged: {error}") from error
+        raise RunError(f"{run} cannot be diagnosed, because a file is damaged: {error}") from error
     if as_json:
         findings = [finding.to_json(run) for finding in found.findings]
         click.echo(json.dumps({"steps": found.steps, "nothing_trained": found.nothing_trained, "findings": findings}))
@@ -36,4 +36,4 @@ def diagnose(run: Path, as_json: bool) -> None:
     for finding in found.findings:
         click.echo("\n".join(wrapped(visible_line(finding.text(run)))))
     if not found.findings and not found.nothing_trained:
-        click.echo(f"nothing went wrong in {found.steps} steps, as far as their metrics say")
+        click.echo(f"no problems in the metrics of {found.steps} steps")

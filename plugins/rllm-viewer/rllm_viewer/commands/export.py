@@ -1,4 +1,4 @@
-"""``rllm-core export``: writes recorded rollouts in the formats of other tools."""
+"""``rllm-core export``: writes recorded rollouts for training, or in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 FORMATS = ("sft", "openai", "hf", "atif", "verifiers", "inspect")
 
 
-@click.command("export", short_help="Export recorded rollouts for training, and in formats of others.")
+@click.command("export", short_help="Export recorded rollouts for training, or in the formats of other tools.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--to", "kind", type=click.Choice(FORMATS), required=True, help="Format of the output.")
@@ -34,11 +34,11 @@ def export(
     split: Any,
     as_json: bool,
 ) -> None:
-    """Export recorded rollouts for training, and in formats of others.
+    """Export recorded rollouts for training, or in the formats of other tools.
 
-    RUN is a run folder, of a finished or a running run; the rollouts are those in its recorded groups. OUT is a new
-    file, whose suffix determines its kind: .jsonl, .parquet or .json. For sft and hf it may also be a new folder, which
-    gets a file per split. What the format cannot hold is counted and printed.
+    RUN is the folder of a finished or a running run, whose recorded groups are exported. OUT is a new file that ends in
+    .jsonl, .parquet or .json. For sft and hf it may also be a new folder, which gets a file per split. Data that the
+    format cannot hold is left out; the command prints what was left out, and how often.
     """
     from rllm_viewer.travel.exports import export as exported
     from rllm_viewer.travel.formats import FORMATS as formats
@@ -63,12 +63,12 @@ def export(
         *([found["state"]] if found["state"] is not None else []),
         *(f"{counted(rows, 'row')}: {path}" for path, rows in found["files"].items()),
         f"of {rollouts} in {groups}",
-        *lost_lines(found["lost"], f"left out, since format {kind} cannot hold it:"),
+        *lost_lines(found["lost"], f"left out, because format {kind} cannot hold it:"),
     )
 
 
 def lost_lines(lost: dict[str, int], heading: str) -> list[str]:
-    """Returns lines that count what was lost, by kind; empty if nothing was."""
+    """Returns lines that count the data left out, by kind; empty if there is none."""
     return [heading, *(f"{count:>9,}  {name}" for name, count in lost.items())] if lost else []
 
 

@@ -11,17 +11,17 @@ import click
 from rllm_viewer.commands.export import FORMATS, lost_lines, print_lines
 
 
-@click.command("import", short_help="Import rollouts of others into a folder that show and view open.")
+@click.command("import", short_help="Import rollouts of other tools into a folder for show and view.")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option("--from", "kind", type=click.Choice(FORMATS), required=True, help="Format of the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
-    """Import rollouts of others into a folder that show and view open.
+    """Import rollouts of other tools into a folder for show and view.
 
     FILE is a file of the format, such as one that export has written. FOLDER must be new or empty, and appears once the
-    import is complete. Nothing is invented: text without token ids gets none, and no log-probabilities. What a run
-    folder has no place for is counted and printed.
+    import is complete. Text without token ids is never tokenized, and gets no log-probabilities. Data that a run folder
+    cannot hold is left out; the command prints what was left out, and how often.
     """
     from rllm_viewer.travel.exports import bring_in
     from rllm_viewer.travel.formats import FORMATS as formats
@@ -35,7 +35,7 @@ def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
     rollouts, groups = counted(found["rollouts"], "rollout"), counted(found["groups"], "group")
     print_lines(
         f"{counted(found['rows'], 'row')}: {rollouts} in {groups}",
-        *lost_lines(found["lost"], "left out, since a run folder has no place for it:"),
+        *lost_lines(found["lost"], "left out, because a run folder cannot hold it:"),
         f"to look at it: rllm-core view {quote(str(folder))}",
         f"in the terminal: rllm-core show {quote(str(folder))}",
     )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 HEADERS = ("NAME", "WORKFLOW", "STATUS", "STEPS", "RESULT", "TOKENS", "COST", "AGE")
 RIGHT = ("STEPS", "TOKENS", "COST", "AGE")
-LEAST_CURVE_COLUMNS = 8
-MOST_CURVE_COLUMNS = 24
+MIN_CURVE_COLUMNS = 8
+MAX_CURVE_COLUMNS = 24
 GAP = 2
 SHOWN_ERRORS = 5
 
@@ -29,10 +29,10 @@ SHOWN_ERRORS = 5
 def runs(folder: Path, as_json: bool) -> None:
     """List the runs in a folder, each with its result.
 
-    FOLDER defaults to ./runs. The run that changed last is at the end. A result is the solve rate in percent, or else
-    the mean reward or the loss, of the first and the last validation, or of training steps while there is no summary.
-    TOKENS are those to and from models, and COST is what they cost by the prices of the run file.
-    A wide terminal also shows the curve over the training steps. AGE is the time since the run wrote anything.
+    FOLDER defaults to ./runs. The run that changed last comes last. RESULT is the solve rate in percent, or else the
+    mean reward or the loss: at the first and the last validation, or of training steps while there is no summary.
+    TOKENS counts tokens to and from models; COST is their cost by the prices of the run file. A wide terminal also
+    shows the curve over the training steps. AGE is the time since the run last wrote a file.
     """
     from rllm_viewer.results import result_of, run_folders
 
@@ -64,7 +64,7 @@ def _print(found: Sequence[RunResult]) -> None:
             shown.remove(name)
     widths["NAME"] -= max(0, _total(widths, shown) - screen.width)
     left = screen.width - _total(widths, shown) - GAP
-    has_curve = left >= LEAST_CURVE_COLUMNS and any(len(result.curve) > 1 for result in found)
+    has_curve = left >= MIN_CURVE_COLUMNS and any(len(result.curve) > 1 for result in found)
     lines = [list(HEADERS), *rows]
     for number, line in enumerate(lines):
         cells = [_aligned(fitted(line[HEADERS.index(name)], widths[name]), widths[name], name) for name in shown]
@@ -130,7 +130,7 @@ def _aligned(text: str, width: int, name: str) -> str:
 
 def _thinned(curve: Sequence[float | None], columns: int) -> list[float | None]:
     """Returns evenly spaced values, including the first and the last."""
-    wanted = min(columns, MOST_CURVE_COLUMNS)
+    wanted = min(columns, MAX_CURVE_COLUMNS)
     if len(curve) <= wanted:
         return list(curve)
     return [curve[number * (len(curve) - 1) // (wanted - 1)] for number in range(wanted)]

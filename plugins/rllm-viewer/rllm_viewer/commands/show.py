@@ -21,13 +21,13 @@ SHOWN_GROUPS = 12
 @click.command("show", short_help="Show recorded groups of a run: conversations, rewards, advantages, tokens.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="Only groups of this step.")
-@click.option("--group", type=click.IntRange(min=0), help="The group with this number.")
+@click.option("--group", type=click.IntRange(min=0), help="Only the group with this number.")
 @click.option("--task", metavar="ID", help="Only groups of this task.")
 @click.option("--reason", help="Only groups with this reason, such as uniform_reward or timeout.")
 @click.option("--worst", "pick", flag_value="worst", help="The group with the lowest mean reward.")
 @click.option("--best", "pick", flag_value="best", help="The group with the highest mean reward.")
-@click.option("--rollout", type=click.IntRange(min=0), help="One rollout of the group, without cutting its texts.")
-@click.option("--tokens", is_flag=True, help="Tokens with their log-probabilities and advantages.")
+@click.option("--rollout", type=click.IntRange(min=0), help="Only one rollout of the group, with its whole texts.")
+@click.option("--tokens", is_flag=True, help="Show tokens with their log-probabilities and advantages.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(
     run: Path,
@@ -42,8 +42,8 @@ def show(
 ) -> None:
     """Show recorded groups of a run: conversations, rewards, advantages and tokens.
 
-    RUN is a run folder, of a finished or a running run. Without options, lists the latest recorded groups, and shows
-    the worst group of the last step in short. The options choose one group, which is shown with all its rollouts.
+    RUN is the folder of a finished or a running run. Without options, lists the latest recorded groups, and summarizes
+    the worst group of the last step. The options choose one group, which is shown with all its rollouts.
     """
     from rllm_viewer import recordings
     from rllm_viewer.terminal import console
@@ -83,8 +83,8 @@ def _overview(screen: Console, run: Path, entries: list[IndexedGroup], entry: In
         screen.print(block)
     screen.print()
     chosen = f"--group {entry.group}" if entry.group is not None else f"--step {entry.step} --task {quote(entry.task)}"
-    screen.print(Text(visible_line(f"all of it: rllm-core show {quote(str(run))} {chosen}"), overflow="fold"))
-    screen.print("others: --worst, --best, --step N, --task ID, --reason R; more of one: --rollout N, --tokens")
+    screen.print(Text(visible_line(f"the whole group: rllm-core show {quote(str(run))} {chosen}"), overflow="fold"))
+    screen.print("other groups: --worst, --best, --step N, --task ID, --reason R; details: --rollout N, --tokens")
 
 
 def _agents(run: Path) -> dict[str, Any] | None:

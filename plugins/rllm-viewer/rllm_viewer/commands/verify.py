@@ -17,7 +17,7 @@ from rllm_core.cli.tables import echo_json, echo_table
 def verify(context: click.Context, run: Path, as_json: bool) -> None:
     """Verify that every rollout in a run is accounted for.
 
-    RUN is a run folder. Replays its events.jsonl and checks that every rollout has exactly one outcome, no group is
+    RUN is a run folder. Replays its events.jsonl, and checks that every rollout has exactly one outcome, no group is
     trained twice or before it is complete, steps and weight versions are consecutive, and staleness stays within its
     limit. Exits with 1 if a check fails.
     """

@@ -18,7 +18,7 @@ SWITCH_SECONDS = 0.0005
 @click.option("--html", metavar="FILE", type=click.Path(path_type=Path), help="Write groups to a file instead.")
 @click.option("--step", type=click.IntRange(min=0), help="With --html: only groups of this step.")
 @click.option("--group", type=click.IntRange(min=0), help="With --html: only the group with this number.")
-@click.option("--filter", "filters", metavar="NAME=VALUE", multiple=True, help="With --html: only groups that fit.")
+@click.option("--filter", "filters", metavar="NAME=VALUE", multiple=True, help="With --html: only groups that match.")
 def view(
     runs: tuple[Path, ...],
     port: int,
@@ -30,10 +30,10 @@ def view(
 ) -> None:
     """Show runs in a browser: groups, conversations, every token.
 
-    Each RUN is a run folder, of a finished or a running run, or a folder of run folders; defaults to ./runs. Serves a
-    page on this machine only, and prints its address. Ctrl-C ends it.
+    Each RUN is the folder of a finished or a running run, or a folder of run folders; defaults to ./runs. Serves a page
+    on this machine only, and prints its address. Ctrl-C stops the server.
 
-    With --html, writes the page with the chosen groups of one run to a file, which opens from disk without network.
+    With --html, writes the page with the chosen groups of one run to a file, which opens without a server or network.
     """
     from rllm_core.errors import ConfigError
     from rllm_viewer.view import index, server
@@ -43,7 +43,7 @@ def view(
         _write(folders, html, step, group, filters)
         return
     if step is not None or group is not None or filters:
-        raise ConfigError("--step, --group and --filter choose what --html writes; the page has filters of its own")
+        raise ConfigError("--step, --group and --filter need --html; without it, use the filters of the page")
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         serving = server.opened(folders, port, index.cache_folder())
@@ -51,7 +51,7 @@ def view(
         reason = error.strerror or error
         raise ConfigError(f"port {port} cannot be used: {reason}; use another --port, or none") from error
     shown = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-    click.echo(f"{shown}: {serving.address} (Ctrl-C ends it)")
+    click.echo(f"{shown}: {serving.address} (Ctrl-C stops the server)")
     try:
         if opens:
             click.launch(serving.address)
@@ -71,7 +71,7 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
     from rllm_viewer.view.viewed_run import ViewedRun
 
     if len(folders) > 1:
-        raise ConfigError(f"--html writes one run, and {len(folders)} are named; name one of them")
+        raise ConfigError(f"--html writes one run, but there are {len(folders)}; name one of them")
     run = ViewedRun(folders[0], index.cache_folder())
     wanted = known.parsed(filters)
     run.index.update()
@@ -82,7 +82,7 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
     if wanted:
         chosen = [row for row in chosen if known.fitting(row, wanted)]
     if not chosen:
-        raise ConfigError(f"no recorded group of {run.path} is chosen by these options, of {len(rows)}")
+        raise ConfigError(f"none of the {len(rows)} recorded groups of {run.path} match these options")
     size = one_file.write(run, chosen, file)
     rollouts = sum(len(row.rollouts or ()) for row in chosen)
     click.echo(f"{file}: {len(chosen)} groups, {rollouts} rollouts, {size / 1e6:.1f} MB; open it in a browser")
@@ -97,6 +97,6 @@ def _folders(runs: tuple[Path, ...]) -> list[Path]:
     for folder in runs or (Path("runs"),):
         of_folder = run_folders(folder)
         if not of_folder:
-            raise ConfigError(f"{folder} is not a run folder, and has none: it has no run.toml")
+            raise ConfigError(f"{folder} is not a run folder, and contains none: there is no run.toml")
         found |= {run.resolve(): run for run in of_folder}
     return list(found.values())

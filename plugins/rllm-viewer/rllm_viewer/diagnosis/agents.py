@@ -17,42 +17,44 @@ MANY_BREAKS = 0.25  # share of the calls
 Row = Mapping[str, Any]
 
 CURES = {
-    "tools_changed": "the agent offers other tools in some calls: let it offer the same ones in every call",
-    "assistant_inserted": "the agent adds answers that the model did not give: let it add messages of the user",
-    "bridge_none": "the parser cannot put the agent's messages behind an answer: let it add one message of the user "
-    "after tool results, or use another parser",
+    "tools_changed": "the agent offers different tools in some calls: let it offer the same ones in every call",
+    "assistant_inserted": "the agent adds answers that the model did not give: let it add user messages instead",
+    "bridge_none": "the parser cannot append the agent's messages to an answer: let it add one user message after tool "
+    "results, or use another parser",
     "tokens_after_stop": "the engine returns tokens after the stop token",
 }
 
 
-def begins_anew(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    """Whether most calls of agents start a new conversation."""
+def calls_start_over(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    """Returns whether most calls of agents start a new conversation."""
     roots = row.get(ROOTS, 0.0)
     return bool(roots > FEW_ROOTS and roots > MANY_ROOTS * row.get(CALLS, 0.0))
 
 
-def why_it_begins_anew(answers: Answers, means: Row) -> Cause | None:
+def why_calls_start_over(answers: Answers, means: Row) -> Cause | None:
     """Distinguishes agents that rewrite their history from agents that ask single questions."""
     if answers.repeats_history:
-        seen = f"{answers.with_history} of {answers.conversations} recorded ones begin with answers in other words"
-        cure = "the agent rewrites its history: let it keep its messages and add to them, see docs/agents/exactness.md"
+        seen = f"{answers.with_history} of {answers.conversations} recorded ones start with reworded answers"
+        cure = (
+            "the agent rewrites its history: let it keep its messages and append to them, see docs/agents/exactness.md"
+        )
         return Cause((cure,), seen=seen)
     if answers.conversations:
         causes = (
-            "the agent replaces its history by a summary: let it do so rarely",
+            "the agent replaces its history with a summary: let it do so rarely",
             "it asks single questions or has sub-agents, which is fine",
         )
         return Cause(causes)
     return None
 
 
-def breaks_off(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
-    """Whether many calls of agents break the segment of their conversation."""
+def segments_break(row: Row, tables: Mapping[str, Any], first: list[Row]) -> bool:
+    """Returns whether many calls of agents start a new segment of their conversation."""
     calls = row.get("turns_mean", 0.0) * row.get("trajectories", 0.0)
     return CALLS in row and bool(row.get("segment_breaks", 0.0) > MANY_BREAKS * calls)
 
 
-def why_it_breaks_off(answers: Answers, means: Row) -> Cause | None:
+def why_segments_break(answers: Answers, means: Row) -> Cause | None:
     """Returns a frequent reason for the breaks, with its remedy."""
     reasons = {name.removeprefix(BREAKS): mean for name, mean in means.items() if name.startswith(BREAKS)}
     if not reasons:

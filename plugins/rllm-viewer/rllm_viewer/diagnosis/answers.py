@@ -1,4 +1,4 @@
-"""Finds in a run's recorded answers the cause of a trouble that the metrics leave open."""
+"""Finds in a run's recorded answers the cause of a problem that the metrics leave open."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rllm_core.errors import RunError
 from rllm_core.run_folder.recorded import group_at, index_of, texts_of_tokens
 from rllm_core.types import FinishReason, Step, Trajectory
 
-LEAST_ANSWERS = 4
+MIN_ANSWERS = 4
 READ_GROUPS = 16
-LEAST_CHARACTERS = 3  # a shorter expected answer may start another one by chance
+MIN_CHARACTERS = 3  # a shorter expected answer may start another one by chance
 REPEATS = 3
-LEAST_REPEATED_CHARACTERS = 12
+MIN_REPEATED_CHARACTERS = 12
 LAST_CHARACTERS = 400
 _CONTROL = re.compile(r"<[^\w\s/<>][^<>\s]*[^\w\s/<>]>|</?s>|<(?:bos|eos|pad|unk|(?:start|end)_of_\w+)>")
 # Markers of reasoning and tool calls are part of an answer.
-_OF_ANSWERS = re.compile("think|reason|tool|function|call|channel|message", re.IGNORECASE)
+_ANSWER_MARKERS = re.compile("think|reason|tool|function|call|channel|message", re.IGNORECASE)
 _REPEATED = re.compile(rf"(\S(?:.{{0,80}}?\S)?)(?:\s*\1){{{REPEATS - 1},}}\s*\S{{0,80}}\Z", re.DOTALL)
 
 
@@ -85,18 +85,18 @@ class Answers:
     @property
     def is_of_another_template(self) -> bool:
         """Whether most answers are not answers at all, as from a model prompted in a template that it does not know."""
-        return self.all >= LEAST_ANSWERS and self.empty + self.with_markers >= self.all / 2
+        return self.all >= MIN_ANSWERS and self.empty + self.with_markers >= self.all / 2
 
     @property
     def end_that_is_no_stop(self) -> str | None:
         """Returns the control token after which most truncated answers continue, or None."""
         [(name, count)] = self.ends_of_cut_off.most_common(1) or [("", 0)]
-        return name if self.cut_off >= LEAST_ANSWERS and count >= self.cut_off / 2 else None
+        return name if self.cut_off >= MIN_ANSWERS and count >= self.cut_off / 2 else None
 
     @property
     def never_stops(self) -> bool:
         """Whether many truncated answers contain the expected answer and continue, or repeat themselves."""
-        return self.cut_off >= LEAST_ANSWERS and self.past_end >= self.cut_off / 3
+        return self.cut_off >= MIN_ANSWERS and self.past_end >= self.cut_off / 3
 
 
 def of_folder(run: Path) -> Answers:
@@ -122,14 +122,14 @@ def _trajectories(run: Path) -> Iterator[tuple[Trajectory, Any]]:
 
 
 def _is_marker(token: str) -> bool:
-    return _CONTROL.fullmatch(token) is not None and not _OF_ANSWERS.search(token)
+    return _CONTROL.fullmatch(token) is not None and not _ANSWER_MARKERS.search(token)
 
 
 def _is_past_end(text: str, expected: object) -> bool:
     text = text.strip()
     wanted = str(expected).strip() if isinstance(expected, str | int | float) else ""
     following = text.removeprefix(wanted) if wanted else text
-    if following != text and following and (len(wanted) >= LEAST_CHARACTERS or not following[0].isalnum()):
+    if following != text and following and (len(wanted) >= MIN_CHARACTERS or not following[0].isalnum()):
         return True
     repeated = _REPEATED.search(text[-LAST_CHARACTERS:])
-    return repeated is not None and len(repeated[0]) >= LEAST_REPEATED_CHARACTERS
+    return repeated is not None and len(repeated[0]) >= MIN_REPEATED_CHARACTERS

@@ -1,4 +1,4 @@
-"""The cause of a trouble."""
+"""The cause of a problem."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """The causes of a trouble, as far as the run's answers can tell.
+    """The causes of a problem, as far as the run's answers can tell.
 
     Attributes:
         causes: Usual causes, the most likely first.

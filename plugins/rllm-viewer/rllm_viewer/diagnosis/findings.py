@@ -1,4 +1,4 @@
-"""Follows a run step by step, and keeps the troubles that are certain."""
+"""Follows a run step by step, and keeps the problems that are certain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rllm_viewer.diagnosis.answers import Answers
-from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, LEAST_FAILED, RULES, Row, Rule, explains
+from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, MIN_FAILED, RULES, Row, Rule, explains
 
 PAGE = "docs/what-went-wrong.md"
 NEVER_SOLVED_STEPS = 30
@@ -16,11 +16,11 @@ NEVER_SOLVED_STEPS = 30
 
 @dataclass(frozen=True)
 class Finding:
-    """A trouble of a run.
+    """A problem of a run.
 
     Attributes:
         name: Its section on the page `PAGE`.
-        since_step: First step with the trouble; None if it does not depend on a step.
+        since_step: First step with the problem; None if it does not depend on a step.
         seen: The observation.
         causes: Usual causes, the most likely first; if several, the metrics cannot distinguish them.
         decides: Command that distinguishes them, with ``RUN`` for the folder; empty for a single cause.
@@ -64,11 +64,11 @@ class _Streak:
 
 
 class Diagnosis:
-    """Troubles of a run so far.
+    """Problems of a run so far.
 
     Args:
         tables: Run file.
-        answers: Reads the recorded answers; called when a trouble needs them.
+        answers: Reads the recorded answers; called when a problem needs them.
     """
 
     def __init__(self, tables: Mapping[str, Any], answers: Callable[[], Answers] = Answers) -> None:
@@ -104,7 +104,7 @@ class Diagnosis:
         failed = sum(books.get("failed", {}).values())
         ended = failed + sum(books.get("trained", {}).values()) + sum(books.get("filtered", {}).values())
         self._failed = None
-        if failed >= LEAST_FAILED and failed >= FAILED_SHARE * ended:
+        if failed >= MIN_FAILED and failed >= FAILED_SHARE * ended:
             reason = max(books["failed"], key=lambda name: books["failed"][name])
             self._failed = Finding(
                 "rollouts-failing",
@@ -139,7 +139,7 @@ class Diagnosis:
         return [one for place, one in enumerate(found) if one.name not in names[:place]]
 
     def _finding(self, rule: Rule, since: int) -> Finding:
-        """Explains a trouble once, when it becomes certain, because it concerns the answers of that time."""
+        """Explains a problem once, when it becomes certain, from the answers of that time."""
         key = (rule.seen, since)
         if key not in self._explained:
             means = {name: sum(values) / len(values) for name, values in self._explaining.items()}
@@ -155,6 +155,6 @@ class Diagnosis:
         warmup = self.tables.get("optimizer", {}).get("warmup_steps", 0)
         if not steps or warmup < steps:
             return []
-        seen = f"the warm-up takes {warmup} steps and the run has {steps}, so it never reaches its learning rate"
+        seen = f"the warm-up takes {warmup} steps and the run has {steps}, so the run never reaches its learning rate"
         cause = "optimizer.warmup_steps is too large, or training.steps too small"
         return [Finding("warm-up-longer-than-the-run", None, seen, (cause,))]

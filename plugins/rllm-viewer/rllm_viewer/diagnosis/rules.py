@@ -1,4 +1,4 @@
-"""The signs of each trouble in one optimizer step's metrics."""
+"""The signs of each problem in one optimizer step's metrics."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FAR_APART = 0.05  # mean abs(log ratio); low precision alone stays below it
 FEW_EFFECTIVE = 0.3
 RISEN_SHARE = 0.1
 FAILED_SHARE = 0.2
-LEAST_FAILED = 8
-OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
+MIN_FAILED = 8
+ANSWERS_OF_OTHER_ROWS = "workflow/answers_of_other_rows"  # metric of workflow dataset
 SOME = 0.005
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A trouble that shows in the metrics of several steps in a row.
+    """A problem that shows in the metrics of several steps in a row.
 
     Attributes:
         name: Section of the page ``docs/what-went-wrong.md``.
-        steps: Number of consecutive steps with the trouble until it is certain, and without it until it is over.
+        steps: Number of consecutive steps with the problem until it is certain, and without it until it is over.
         holds: Whether a step shows it, given the run file and the run's first steps.
         seen: The observation.
         causes: Usual causes, the most likely first.
@@ -49,34 +49,34 @@ class Rule:
 
 def explains(metric: str) -> bool:
     """Whether a metric distinguishes causes, so that the rules get its mean."""
-    return metric == OF_OTHER_ROWS or metric.startswith(agents.BREAKS)
+    return metric == ANSWERS_OF_OTHER_ROWS or metric.startswith(agents.BREAKS)
 
 
 def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
     if (end := answers.end_that_is_no_stop) is not None:
-        seen = f"the answers go on after {end}"
+        seen = f"the answers continue after {end}"
         return Cause(
-            (f"the stop token is missing: {end} ends an answer, but is no eos_token_id of the model",), "", seen
+            (f"the stop token is missing: {end} ends an answer, but is not an eos_token_id of the model",), "", seen
         )
     if answers.is_of_another_template:
         return _wrong_template(answers)
     if answers.never_stops:
-        seen = f"{answers.past_end} of {answers.cut_off} recorded ones go on after the answer, or repeat themselves"
-        return Cause(("the stop token is missing: the model never writes it after an answer",), "", seen)
+        seen = f"{answers.past_end} of {answers.cut_off} recorded ones continue after the answer, or repeat themselves"
+        return Cause(("the stop token is missing: the model never samples it after an answer",), "", seen)
     return None
 
 
 def _why_never_solved(answers: Answers, means: Row) -> Cause | None:
     if answers.is_of_another_template:
         return _wrong_template(answers)
-    others = means.get(OF_OTHER_ROWS)
+    others = means.get(ANSWERS_OF_OTHER_ROWS)
     if others is None:
         return None
     if others > SOME:
         seen = f"{others:.1%} of the answers are the expected ones of other rows"
         return Cause(("the expected answers belong to other rows", "the model only guesses"), seen=seen)
     return Cause(
-        ("the tasks are too hard for the model", "its chat template is not the one that it was trained with"),
+        ("the tasks are too hard for the model", "its chat template differs from the one it was trained with"),
         "rllm-core show RUN --tokens",
     )
 
@@ -172,10 +172,10 @@ RULES = (
         "the-policy-broke",
         FIRST_STEPS,
         _is_broken,
-        "the rewards have fallen, and all rollouts of a group now get the same one",
+        "the rewards have fallen, and all rollouts of a group now get the same reward",
         (
             "the learning rate is too high (optimizer.learning_rate)",
-            "the reward has an exploit that ends in a dead end",
+            "the policy has exploited the reward and ended in a dead end",
         ),
         "rllm-core compare RUN OTHER, with a run at a tenth of optimizer.learning_rate",
     ),
@@ -183,8 +183,11 @@ RULES = (
         "answers-cut-off",
         FIRST_STEPS,
         _is_cut_off,
-        "most answers are cut off at rollout.max_response_tokens",
-        ("rollout.max_response_tokens is too small", "the model never writes its stop token, as with a wrong template"),
+        "most answers are truncated at rollout.max_response_tokens",
+        (
+            "rollout.max_response_tokens is too small",
+            "the model never samples its stop token, as with a wrong template",
+        ),
         "rllm-core show RUN --tokens",
         _why_cut_off,
     ),
@@ -192,8 +195,8 @@ RULES = (
         "nobody-solves-it",
         FIRST_STEPS,
         _is_never_solved,
-        "no rollout solves anything, all groups have equal rewards, and nothing is learned",
-        ("the tasks are too hard for the model", "the reward never pays"),
+        "no rollout solves its task, rewards are equal within every group, and nothing is learned",
+        ("the tasks are too hard for the model", "the reward function never rewards a solution"),
         explain=_why_never_solved,
     ),
     Rule(
@@ -208,7 +211,7 @@ RULES = (
         FIRST_STEPS,
         _is_always_solved,
         "all rollouts have solved their tasks from the start, so nothing is learned",
-        ("the tasks are too easy for the model", "the reward accepts anything"),
+        ("the tasks are too easy for the model", "the reward function accepts any answer"),
     ),
     Rule(
         "one-answer",
@@ -236,8 +239,8 @@ RULES = (
         "too-stale",
         5,
         _is_stale,
-        "rollouts are so old when they are trained that most of their tokens count for nothing",
-        ("training.staleness_threshold is too high", "the learning rate is too high for it"),
+        "rollouts are so stale when they are trained that most of their tokens have almost no weight",
+        ("training.staleness_threshold is too high", "the learning rate is too high for this staleness"),
         "rllm-core compare RUN OTHER, with a run at training.staleness_threshold = 0",
     ),
     Rule(
@@ -245,30 +248,30 @@ RULES = (
         FIRST_STEPS,
         _is_apart,
         "engine and trainer compute different probabilities for fresh tokens",
-        ("their precision or sampling settings differ", "the engine has other weights than the trainer"),
+        ("their precision or sampling settings differ", "the engine has different weights"),
         "rllm-core doctor",
     ),
     Rule(
         "every-call-a-conversation",
         FIRST_STEPS,
-        agents.begins_anew,
-        "most calls of the agent begin a new conversation, so that prompts are computed again",
+        agents.calls_start_over,
+        "most calls of the agent start a new conversation, so their prompts are computed again",
         ("the agent rewrites its history", "it asks single questions, which is fine"),
-        explain=agents.why_it_begins_anew,
+        explain=agents.why_calls_start_over,
     ),
     Rule(
         "conversations-break",
         FIRST_STEPS,
-        agents.breaks_off,
-        "many calls of the agent break the segment of their conversation, so that prompts are computed again",
-        ("the agent changes something between its calls",),
-        explain=agents.why_it_breaks_off,
+        agents.segments_break,
+        "many calls of the agent start a new segment of their conversation, so their prompts are computed again",
+        ("the agent changes its messages or tools between calls",),
+        explain=agents.why_segments_break,
     ),
     Rule(
         "nobody-solves-it",
         30,
         _is_partly_solved,
-        "no rollout solves anything, although rewards differ",
-        ("the tasks are too hard for the model", "the reward pays for something else than a solution"),
+        "no rollout solves its task, although rewards differ",
+        ("the tasks are too hard for the model", "the reward function rewards something other than a solution"),
     ),
 )

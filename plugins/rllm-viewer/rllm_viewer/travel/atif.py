@@ -187,11 +187,11 @@ def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
     """Yields the steps of each document: one per agent step that is not copied from another document."""
     for one in located:
         if not str(one.row.get("schema_version", "")).startswith("ATIF-") or not isinstance(one.row.get("steps"), list):
-            raise ConfigError(f"{one.where} is no ATIF trajectory: it has no schema_version ATIF-v1.N, or no steps")
+            raise ConfigError(f"{one.where} is not an ATIF trajectory: it has no schema_version ATIF-v1.N, or no steps")
         try:
             yield _read(one, losses)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{one.where} is no valid ATIF trajectory: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{one.where} is not a valid ATIF trajectory: {type(error).__name__}: {error}") from error
 
 
 def _read(one: Located, losses: Losses) -> Imported:

@@ -124,5 +124,5 @@ def messages_of(located: Located, name: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json_column(located, name, list)
     for position, message in enumerate(found):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ConfigError(f"{located.where}: {name}[{position}] is no message with a role")
+            raise ConfigError(f"{located.where}: {name}[{position}] is not a message with a role")
     return found

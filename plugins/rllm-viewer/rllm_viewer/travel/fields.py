@@ -18,18 +18,18 @@ from rllm_viewer.travel.selection import Picked
 
 GROUP = ("step", "group", "kept")
 ROLLOUT = ("outcome", "reason", *MEASURES)
-OF_RECORDS: Mapping[str, tuple[type[Record], tuple[str, ...]]] = {
+RECORDS: Mapping[str, tuple[type[Record], tuple[str, ...]]] = {
     "episode": (Episode, ("trajectories", "task_id")),
     "trajectory": (Trajectory, ("steps",)),
     "step": (Step, ("step_id",)),
 }
-"""Fields of records that have no name of their own here: the parts of a record, and ids that are new in each copy."""
+"""Records by kind, each with fields that are left out: its parts, and ids that are new in each copy."""
 
 
 def fields_of(kind: str, *left_out: str) -> frozenset[str]:
     """Returns the names of all fields of a kind, such as ``step.logprobs`` of ``step``."""
-    if kind in OF_RECORDS:
-        record, own = OF_RECORDS[kind]
+    if kind in RECORDS:
+        record, own = RECORDS[kind]
         names: Sequence[str] = [name for name in record.model_fields if name not in own]
     else:
         names = {"group": GROUP, "rollout": ROLLOUT, "task": ("task_id", "data")}[kind]
@@ -85,7 +85,7 @@ class Losses:
 
 def changed(record: Record, *left_out: str) -> dict[str, Any]:
     """Returns the fields of a record that differ from their default, as JSON data."""
-    kind = next(kind for kind, (model, _) in OF_RECORDS.items() if isinstance(record, model))
+    kind = next(kind for kind, (model, _) in RECORDS.items() if isinstance(record, model))
     named = dict(_of_record(kind, record))
     return {
         name: json_of(named[f"{kind}.{name}"])
@@ -113,7 +113,7 @@ def same_json(one: Any, other: Any) -> bool:
 
 
 def _of_record(kind: str, record: Record) -> Iterator[tuple[str, Any]]:
-    _, own = OF_RECORDS[kind]
+    _, own = RECORDS[kind]
     for name in type(record).model_fields:
         if name in own:
             continue

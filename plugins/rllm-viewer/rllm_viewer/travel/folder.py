@@ -22,7 +22,7 @@ from rllm_viewer.travel.fields import GROUP, Losses
 from rllm_viewer.travel.rllm_extra import PER_STEP
 
 IMPORTED = "imported"
-"""Outcome, reason and ``kept`` of groups whose file does not say them, and the status of the folder."""
+"""Status of an imported folder; outcome, reason and ``kept`` of groups whose file does not name them."""
 
 
 @dataclass

@@ -18,17 +18,17 @@ from rllm_viewer.travel.conversations import steps_from
 from rllm_viewer.travel.fields import TEXT, Losses, json_of
 from rllm_viewer.travel.selection import Picked
 
-OF_STEP = {
+STEP_COLUMNS = {
     "finish_reason": "finish_reason",
     "weight_version": "weight_version",
     "segment": "segment",
     "break_reason": "break_reason",
     "turn_reward": "reward",
 }
-"""Columns of a row by the field of the step that they hold."""
+"""Columns of a row, each with the field of the step that it holds."""
 
-HELD = columns.HOLDS | TEXT | {f"step.{name}" for name in OF_STEP.values()}
-KNOWN = (*columns.NAMES, *OF_STEP, "prompt", "completion", "tools", "turn")
+HELD = columns.HOLDS | TEXT | {f"step.{name}" for name in STEP_COLUMNS.values()}
+KNOWN = (*columns.NAMES, *STEP_COLUMNS, "prompt", "completion", "tools", "turn")
 
 
 def rows(chosen: Iterable[Picked], _: Source, losses: Losses) -> Iterator[Row]:
@@ -41,7 +41,7 @@ def rows(chosen: Iterable[Picked], _: Source, losses: Losses) -> Iterator[Row]:
                     "completion": [thaw(step.response)],
                     "tools": json.dumps(thaw(step.tools), ensure_ascii=False) if step.tools else None,
                     "turn": turn,
-                    **{column: json_of(getattr(step, name)) for column, name in OF_STEP.items()},
+                    **{column: json_of(getattr(step, name)) for column, name in STEP_COLUMNS.items()},
                     **columns.of_rollout(one, number, trajectory),
                 }
                 yield {name: value for name, value in row.items() if value is not None}
@@ -54,7 +54,7 @@ def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
         tools = columns.json_column(one, "tools", list)
         steps = _of_messages(one, tools) if "prompt" not in one.row else _of_prompt(one, tools, losses)
         for step in steps:
-            step |= {name: one.row[column] for column, name in OF_STEP.items() if one.row.get(column) is not None}
+            step |= {name: one.row[column] for column, name in STEP_COLUMNS.items() if one.row.get(column) is not None}
         imported = Imported(one.where, steps)
         columns.read_into(imported, one)
         yield imported
@@ -68,7 +68,7 @@ def _of_prompt(one: Located, tools: list[Any], losses: Losses) -> list[dict[str,
         prompt, completion = columns.messages_of(one, "prompt"), columns.messages_of(one, "completion")
     answers = [at for at, message in enumerate(completion, len(prompt)) if message["role"] == "assistant"]
     if not answers:
-        raise ConfigError(f"{one.where}: completion has no message of the assistant")
+        raise ConfigError(f"{one.where}: completion has no assistant message")
     losses.add("message (of a completion, after its last answer)", len(prompt) + len(completion) - 1 - answers[-1])
     return steps_from([*prompt, *completion], tools, answers)
 

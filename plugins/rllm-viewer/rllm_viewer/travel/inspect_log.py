@@ -140,7 +140,8 @@ def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
         samples = one.row.get("samples")
         if not isinstance(samples, list) or not isinstance(one.row.get("eval"), dict):
             raise ConfigError(
-                f"{one.where} is no log of Inspect with samples; of an .eval file: inspect log convert --to json"
+                f"{one.where} is not an Inspect log with samples; convert .eval files with: "
+                "inspect log convert --to json"
             )
         losses.unread("log", one.row, LOG)
         for position, sample in enumerate(samples):
@@ -149,7 +150,7 @@ def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
                 losses.unread("sample", sample, (*SAMPLE, *POOLS))
                 yield from _read(_resolved(sample, sample.get("attachments") or {}), where, losses)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise ConfigError(f"{where} is no valid sample: {type(error).__name__}: {error}") from error
+                raise ConfigError(f"{where} is not a valid sample: {type(error).__name__}: {error}") from error
 
 
 def _read(sample: Mapping[str, Any], where: str, losses: Losses) -> Iterator[Imported]:

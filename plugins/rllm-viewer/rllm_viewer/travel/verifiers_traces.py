@@ -193,13 +193,13 @@ def read(located: Iterable[Located], losses: Losses) -> Iterator[Imported]:
     for one in located:
         if not isinstance(one.row.get("traces"), list) or not isinstance(one.row.get("task"), dict):
             raise ConfigError(
-                f"{one.where} is no episode of verifiers: it has no traces, or no task (traces.jsonl of 0.4)"
+                f"{one.where} is not an episode of verifiers 0.4 (traces.jsonl): it has no traces or no task"
             )
         losses.unread("episode", one.row, (*EPISODE, *COUNTS))
         try:
             yield from _episode(one, losses)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{one.where} is no valid episode: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{one.where} is not a valid episode: {type(error).__name__}: {error}") from error
 
 
 def _episode(one: Located, losses: Losses) -> Iterator[Imported]:

@@ -75,7 +75,7 @@ class Answers:
             "versions": comparing.differing([run.versions for run in found]),
             "validations": {
                 measure: sorted(rows.items())
-                for measure in results.OF_VALIDATIONS
+                for measure in results.VALIDATION_MEASURES
                 if (rows := comparing.by_step(found, measure))
             },
             "metrics": comparing.last_metrics(found),

@@ -17,8 +17,8 @@ from rllm_viewer.view.answers import Answers
 from rllm_viewer.view.facts import Group
 from rllm_viewer.view.viewed_run import ViewedRun, encoded
 
-MOST_BYTES = 50_000_000
-MOST_RAW_BYTES = 400_000_000
+MAX_BYTES = 50_000_000
+MAX_RAW_BYTES = 400_000_000
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (async function|function|class|const) (\w+)", re.MULTILINE)
 
@@ -51,13 +51,13 @@ def _data(run: ViewedRun, groups: Sequence[Group]) -> str:
         answer = answers.answer(path, {})
         size += len(answer)
         parts += [b',"', path.encode(), b'":', answer]
-        if size > MOST_RAW_BYTES:
+        if size > MAX_RAW_BYTES:
             break
     packed = gzip.compress(b"".join([*parts, b"}"]), 6, mtime=0)
     text = base64.b64encode(packed).decode()
-    if len(text) > MOST_BYTES or size > MOST_RAW_BYTES:
+    if len(text) > MAX_BYTES or size > MAX_RAW_BYTES:
         raise ConfigError(
-            f"{len(groups)} groups are more than {MOST_BYTES // 1_000_000} MB as a page; choose fewer with --step, "
+            f"{len(groups)} groups are more than {MAX_BYTES // 1_000_000} MB as a page; choose fewer with --step, "
             "--group or --filter"
         )
     return text

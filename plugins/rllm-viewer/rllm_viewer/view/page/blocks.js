@@ -63,7 +63,7 @@ export function headOf(rollout, run) {
     corrections.length > 0 && badge(`correction ${rangeOf(corrections, number)}`),
     rollout.end !== "done" && badge(`ended with ${rollout.end}`, "bad"),
     !EXPECTED.has(rollout.outcome) && badge(`${rollout.outcome} (${rollout.reason})`, "bad"),
-    isCut && badge(`cut off${limit(run)}`, "bad", "a completion ended at the limit of tokens"),
+    isCut && badge(`truncated${limit(run)}`, "bad", "a completion reached the token limit"),
     breaks > 0 && badge(counted(breaks, "break"), "bad"),
     low !== null && badge(low === high ? `version ${low}` : `versions ${low} to ${high}`),
     badge(counted(steps.length, "call")),

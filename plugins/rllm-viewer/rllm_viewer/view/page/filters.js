@@ -13,7 +13,7 @@ export const FIELDS = {
   role: { label: "Role", kind: "choice" },
   tool: { label: "Tool called", kind: "choice" },
   break: { label: "Segment break", kind: "choice" },
-  cut: { label: "Cut off", kind: "choice" },
+  cut: { label: "Truncated", kind: "choice" },
   kept: { label: "Recorded as", kind: "choice" },
   task: { label: "Task contains", kind: "text" },
 };

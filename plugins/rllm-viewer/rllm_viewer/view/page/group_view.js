@@ -158,7 +158,7 @@ export async function episodeView(place, app) {
       near(previous, next, at, count),
       rollout.error && h("p", { class: "problem" }, rollout.error), hints(run, group.id, place.rollout),
       breaks.length > 0 && h("p", { class: "near" }, breaks.slice(0, 5).map(([number_, call]) => [h("a", { href: breakLink(run, group, place, filter, number_, call) }, `break before call ${call + 1}: its two prompts`), " "])),
-      h("section", {}, h("h2", {}, "Why this reward"), pairs({ ...group.task.data, ...rollout.parts }) || h("p", { class: "dim" }, "Neither the task nor the reward function says more.")),
+      h("section", {}, h("h2", {}, "Why this reward"), pairs({ ...group.task.data, ...rollout.parts }) || h("p", { class: "dim" }, "The task and the reward function give no details.")),
       Object.keys(rollout.metadata).length > 0 && folded("Metadata", () => pairs(rollout.metadata)),
       rollout.trajectories.map((trajectory, number_) => h("section", { class: "trajectory" },
         h("h2", {}, several ? `Role ${trajectory.role}` : "Conversation", several && trajectory.reward !== null && badge(`reward ${number(trajectory.reward)}`, "strong"), !trajectory.trainable && badge("not trainable")),
@@ -199,7 +199,7 @@ function factsOf(step, at, trajectory, run) {
     step.reward !== null && badge(`reward ${number(step.reward)}`), step.token_rewards !== null && badge(`token rewards ${number(step.token_rewards)}`),
     step.weight_version === null ? badge("not sampled by the policy") : badge(`version ${step.weight_version}`),
     step.prompt_tokens + step.tokens > 0 && badge(`${counted(step.prompt_tokens, "token")} in, ${counted(step.tokens, "token")} out`),
-    step.finish_reason === "length" && badge(`cut off after ${counted(step.tokens, "token")}${limit(run)}`, "bad"),
+    step.finish_reason === "length" && badge(`truncated after ${counted(step.tokens, "token")}${limit(run)}`, "bad"),
     step.control_tokens > 0 && badge(`new text spells ${counted(step.control_tokens, "control token")}`, "bad"),
     step.logprob !== null && badge(`mean log-probability ${number(step.logprob)}`));
 }

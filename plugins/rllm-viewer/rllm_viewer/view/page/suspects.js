@@ -1,4 +1,4 @@
-// What is worth a look in a run: rollouts whose numbers do not fit each other, or those of the other rollouts.
+// Suspicious rollouts of a run: their numbers contradict each other, or differ much from those of other rollouts.
 
 import { nameOf } from "./blocks.js";
 import { h } from "./dom.js";
@@ -26,13 +26,13 @@ export function suspects(rows) {
   const cut = all.filter(({ one }) => one.cut).map((place) => ({ ...place, note: `reward ${number(place.one.reward)}` }));
   const broken = all.filter(({ one }) => one.breaks?.length).map((place) => ({ ...place, note: [...new Set(place.one.breaks)].join(", ") }));
   return [
-    { name: "Rewards against the answers", why: "A rollout without the task's answer in its text has a higher reward than one with it. Compare both with the task, and look at the parts of the reward: whose rewards are they, and what for?", places: contrary(rows) },
-    { name: "Rewards without the answer", why: "The reward says that it is solved, but its text does not have the task's answer, which most solved rollouts have. Read it: is the reward earned?", places: unearned(ended) },
-    { name: "Rewards far from all others", why: "Look at the parts of the reward, and read the answer: what was it paid for?", places: far(ended) },
-    { name: "Solved, but with a lower reward than an unsolved one", why: "Both numbers come from the workflow: one of them is wrong, or they measure different things.", places: unequal(rows) },
-    { name: "Cut off", what: `${counted(cut.length, "rollout")} cut off`, why: "A completion ended at the limit of tokens, so the answer may lack its end. Is its reward that of a complete answer, and is the limit high enough?", filter: { by: "rollouts", cut: "yes" }, places: cut },
-    { name: "Segment break", what: `${counted(broken.length, "rollout")} with a segment break`, why: "The prompt of a call did not continue the tokens before it: often a chat template that changes or drops a part of earlier answers. The rollout shows where, and compares the two prompts.", filter: { by: "rollouts", break: "any" }, places: broken },
-    { name: "Groups of old weights", why: "They waited much longer than others between sampling and training, so they were trained on answers of an older policy.", places: old(rows) },
+    { name: "Rewards that contradict the answers", why: "A rollout without the task's answer in its text has a higher reward than one with it. Compare both with the task, and look at the parts of their rewards: are the rewards swapped, or is the reward function wrong?", places: contrary(rows) },
+    { name: "Solved without the answer", why: "The rollout counts as solved, but its text lacks the task's answer, which most solved rollouts contain. Read it: is the reward earned?", places: unearned(ended) },
+    { name: "Reward outliers", why: "The reward is far above or below those of the other rollouts. Look at its parts, and read the answer: what earned it?", places: far(ended) },
+    { name: "Solved with a lower reward than an unsolved rollout", why: "Reward and solved both come from the workflow: one of them is wrong, or they measure different things.", places: unequal(rows) },
+    { name: "Truncated", what: `${counted(cut.length, "rollout")} truncated`, why: "A completion reached the token limit, so the answer may lack its end. Was it rewarded like a complete answer? Is the limit high enough?", filter: { by: "rollouts", cut: "yes" }, places: cut },
+    { name: "Segment break", what: `${counted(broken.length, "rollout")} with a segment break`, why: "The prompt of a call did not continue the tokens before it. Often, the chat template changes or drops parts of earlier answers. The rollout shows the place, and compares the two prompts.", filter: { by: "rollouts", break: "any" }, places: broken },
+    { name: "Stale groups", why: "These groups waited much longer than others between sampling and training, so an older policy sampled their answers.", places: old(rows) },
   ].filter(({ places }) => places.length).map((found) => ({ what: found.name, ...found }));
 }
 
@@ -77,10 +77,10 @@ function old(rows) {
   const aged = rows.filter((row) => row.outcome === "trained").map((row) => [row, Math.min(...rolloutsOf(row).map((one) => one.versions?.[0] ?? Infinity))]).filter(([, version]) => version !== Infinity);
   const distances = aged.map(([row, version]) => row.step - version).sort((a, b) => a - b);
   const usual = distances[Math.floor((distances.length - 1) / 2)];
-  return aged.filter(([row, version]) => row.step - version >= usual + OLD).map(([row, version]) => ({ row, at: null, note: `step ${row.step} trained version ${version}, where version ${row.step - usual} is usual` }));
+  return aged.filter(([row, version]) => row.step - version >= usual + OLD).map(([row, version]) => ({ row, at: null, note: `step ${row.step} trained answers of version ${version}; version ${row.step - usual} is usual` }));
 }
 
-// Returns the places with those of one group joined to one.
+// Joins the places of each group into one.
 export function byGroup(places) {
   const groups = new Map();
   for (const place of places) groups.set(place.row, [...(groups.get(place.row) || []), place]);
@@ -94,7 +94,7 @@ export function placeName({ row, at }) {
   return at === null ? nameOf(row) : `${nameOf(row)}, rollout ${rolloutsOf(row)[at].index}`;
 }
 
-// Says what is worth a look in a group, or in one of its rollouts.
+// Returns the findings of a group, or of one of its rollouts.
 export function hints(run, identity, position = null) {
   return findings(run).flatMap(({ name, why, places }) => {
     const here = places.filter(({ row, at }) => row.id === identity && (position === null || at === null || at === position));

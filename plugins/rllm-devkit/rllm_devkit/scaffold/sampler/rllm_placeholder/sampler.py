@@ -65,6 +65,6 @@ class PlaceholderSampler(TaskSampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state of a checkpoint."""
         if state["tasks"] != self._tasks:
-            raise ConfigError(f"the checkpoint is of {state['tasks']} training tasks, but there are {self._tasks}")
+            raise ConfigError(f"the checkpoint has {state['tasks']} training tasks, but the workflow {self._tasks}")
         self._passes, self._left = state["passes"], list(state["left"])
         self._back_in = {int(task): back_in for task, back_in in state["back_in"].items()}
