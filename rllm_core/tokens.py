@@ -232,6 +232,9 @@ class TokenSpan:
         """Returns the tokens as a read-only array."""
         return self._chunk.read(self._start, self._stop)
 
+    def __len__(self) -> int:
+        return self._stop - self._start
+
     def __array__(self, *_: object, **__: object) -> TokenIds:
         return self.read()
 
@@ -295,6 +298,13 @@ class TokenLog:
         self._check(0, length)
         log = TokenLog.__new__(TokenLog)
         log._chunk, log._length = self._chunk.up_to(length), length
+        return log
+
+    @classmethod
+    def up_to(cls, last: TokenSpan) -> TokenLog:
+        """Returns a log that ends with ``last``, and shares the memory of all tokens however it grows."""
+        log = cls.__new__(cls)
+        log._chunk, log._length = last._chunk, last._stop
         return log
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
