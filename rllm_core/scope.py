@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rllm_core.costs import Tally
 
 if TYPE_CHECKING:
+    from rllm_core.engine.answers import Answer
     from rllm_core.types import Step
 
 
@@ -135,11 +136,11 @@ class RolloutScope:
 
     Attributes:
         is_open: Whether completers accept calls.
-        sampled: Values of the fields `SAMPLED` of the steps that the completers returned, by ``step_id``.
+        answers: Records of the steps that the completers returned, by ``step_id``.
         waits_at: Where the rollout waits in another process, if known.
     """
 
-    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "tally", "waits_at")
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "answers", "is_open", "name", "tally", "waits_at")
 
     def __init__(
         self,
@@ -152,15 +153,11 @@ class RolloutScope:
         self.tally = Tally() if tally is None else tally
         self.is_open = True
         self.waits_at: str | None = None
-        self.sampled: dict[str, tuple[Any, ...]] = {}
+        self.answers: dict[str, Answer] = {}
         self._calls: set[asyncio.Task[object]] = set()
         self._stopped: set[asyncio.Task[object]] = set()
         self._loop = loop
         self._on_idle = on_idle
-
-    def keep(self, step: Step) -> None:
-        """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = sampled_of(step)
 
     @property
     def is_busy(self) -> bool:
