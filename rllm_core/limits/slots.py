@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Slots:
@@ -28,17 +26,9 @@ class Slots:
         self._counted_at = time.monotonic()
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
 
-    @asynccontextmanager
-    async def place(self, *, priority: bool) -> AsyncIterator[None]:
-        """Holds a slot during the context."""
-        await self.take(priority=priority)
-        since = time.monotonic()
-        try:
-            yield
-        finally:
-            if not priority:
-                self.held.append((since, time.monotonic() - since))
-            self.give_back()
+    def place(self, *, priority: bool) -> _Place:
+        """Returns a context that holds a slot."""
+        return _Place(self, priority)
 
     @property
     def in_use(self) -> int:
@@ -90,3 +80,21 @@ class Slots:
                     return
         self._count()
         self._free += 1
+
+
+class _Place:
+    """Context that holds a slot; a class, since a generator-based context would take several times the memory."""
+
+    __slots__ = ("_priority", "_since", "_slots")
+
+    def __init__(self, slots: Slots, priority: bool) -> None:
+        self._slots, self._priority = slots, priority
+
+    async def __aenter__(self) -> None:
+        await self._slots.take(priority=self._priority)
+        self._since = time.monotonic()
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._priority:
+            self._slots.held.append((self._since, time.monotonic() - self._since))
+        self._slots.give_back()
