@@ -47,13 +47,9 @@ def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     if kind != "i" and kind != "u":
         raise ValueError(f"token ids must be integers, got {array.dtype}")
     # argmin and argmax avoid the setup cost of a reduction, which dominates on arrays as short as a completion.
-    if int(array.item(array.argmin())) < 0:
+    if array.item(array.argmin()) < 0 or (array.dtype is not _INT32 and array.item(array.argmax()) > _MAX_TOKEN_ID):
         raise ValueError("token ids must lie between 0 and 2**31 - 1")
-    if array.dtype != _INT32:
-        if int(array.item(array.argmax())) > _MAX_TOKEN_ID:
-            raise ValueError("token ids must lie between 0 and 2**31 - 1")
-        array = array.astype(np.int32)
-    return array
+    return array if array.dtype is _INT32 else array.astype(np.int32)
 
 
 def is_id_array(value: object) -> TypeGuard[TokenIds]:
@@ -207,7 +203,7 @@ class _Chunk:
 
     def read(self, start: int, stop: int) -> TokenIds:
         """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
-        chunk = self.up_to(stop)
+        chunk = self if start >= self.start else self.up_to(stop)
         if start >= chunk.start:
             found = chunk.array[start - chunk.start : stop - chunk.start]
         else:

@@ -322,9 +322,9 @@ class ParserSession:
             for position in range(known):
                 if not same_message(view[position], self._consumed[position]):
                     return BreakReason.HISTORY_EDITED, []
-        if not same_message(view[known], self.answer):
+        answer, *tail = view[known:]
+        if not same_message(answer, self.answer):
             return BreakReason.HISTORY_EDITED, []
-        tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
         for added in tail:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -273,18 +273,12 @@ class RequestMerger:
         merged.call = asyncio.get_running_loop().create_task(self._call(merged))
         self._running_calls.add(merged.call)
 
-    async def outputs(
+    def outputs(
         self, token_input: TokenInput, sampling_params: SamplingParams, seeds: list[int], is_validation: bool
-    ) -> list[TokenOutput]:
+    ) -> Awaitable[list[TokenOutput]]:
         """Calls the engine, and retries after a pause while it is busy."""
         request = token_input, sampling_params, seeds, is_validation
-        outputs = await retried(self._attempt, *request, attempts=self._limits.max_request_attempts, seed=seeds[0])
-        if len(outputs) != len(seeds):
-            raise EngineError(
-                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
-            )
-        self._answered(len(outputs))
-        return outputs
+        return retried(self._attempt, *request, attempts=self._limits.max_request_attempts, seed=seeds[0])
 
     async def _attempt(
         self, token_input: TokenInput, sampling_params: SamplingParams, seeds: list[int], is_validation: bool
@@ -308,6 +302,11 @@ class RequestMerger:
         # Without a wait, the answer came from the task that continues now, so no other answers arrive with it.
         if deadline.begun and (next_round := self._slices.wait()) is not None:
             await next_round
+        if len(outputs) != len(seeds):
+            raise EngineError(
+                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
+            )
+        self._answered(len(outputs))
         return outputs
 
     def _answered(self, answers: int) -> None:
