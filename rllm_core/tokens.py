@@ -222,7 +222,8 @@ class TokenSpan:
     __slots__ = ("_chunk", "_start", "_stop")
 
     def __init__(self, chunk: _Chunk, start: int, stop: int) -> None:
-        self._chunk, self._start, self._stop = chunk.up_to(stop), start, stop
+        self._chunk = chunk if start >= chunk.start else chunk.up_to(stop)
+        self._start, self._stop = start, stop
 
     def read(self) -> TokenIds:
         """Returns the tokens as a read-only array."""
@@ -291,7 +292,8 @@ class TokenLog:
 
     def prefix(self, length: int) -> TokenLog:
         """Returns a log of the first ``length`` tokens, which shares their memory however it grows."""
-        self._check(0, length)
+        if not 0 <= length <= self._length:
+            raise self._outside(0, length)
         log = TokenLog.__new__(TokenLog)
         log._chunk, log._length = self._chunk.up_to(length), length
         return log
@@ -318,17 +320,18 @@ class TokenLog:
 
     def view(self, start: int, stop: int) -> TokenIds:
         """Returns tokens ``[start, stop)`` as a read-only array: a view, unless they are spread over several chunks."""
-        self._check(start, stop)
+        if not 0 <= start <= stop <= self._length:
+            raise self._outside(start, stop)
         return self._chunk.read(start, stop)
 
     def span(self, start: int, stop: int) -> Any:
         """Returns tokens ``[start, stop)`` as a `TokenSpan`, for a field that shows the span as an array."""
-        self._check(start, stop)
+        if not 0 <= start <= stop <= self._length:
+            raise self._outside(start, stop)
         return TokenSpan(self._chunk, start, stop)
 
-    def _check(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
+    def _outside(self, start: int, stop: int) -> IndexError:
+        return IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
 
 
 def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:
