@@ -23,6 +23,7 @@ class Slots:
         self._free = places
         self._places = places
         self._seconds = 0.0
+        self._held_now = 0
         self._counted_at = time.monotonic()
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
 
@@ -37,20 +38,21 @@ class Slots:
 
     @property
     def place_seconds(self) -> float:
-        """Total time that slots have been in use so far, in seconds, summed over all slots."""
-        return self._seconds + self.in_use * (time.monotonic() - self._counted_at)
+        """Total time that the contexts of `place` have held slots so far, in seconds, summed over all slots."""
+        return self._seconds + self._held_now * (time.monotonic() - self._counted_at)
 
-    def _count(self) -> None:
-        """Updates `place_seconds`; must run before any change of `in_use`."""
+    def _count(self, change: int) -> float:
+        """Counts a context that starts (1) or stops (-1) holding a slot; returns the time."""
         now = time.monotonic()
-        self._seconds += (self._places - self._free) * (now - self._counted_at)
+        self._seconds += self._held_now * (now - self._counted_at)
+        self._held_now += change
         self._counted_at = now
+        return now
 
     def take_free(self) -> bool:
         """Takes a slot like `take` if one is free; returns whether it did."""
         if not self._free:
             return False
-        self._count()
         self._free -= 1
         return True
 
@@ -78,7 +80,6 @@ class Slots:
                 if not future.done():
                     future.set_result(None)
                     return
-        self._count()
         self._free += 1
 
 
@@ -92,9 +93,10 @@ class _Place:
 
     async def __aenter__(self) -> None:
         await self._slots.take(priority=self._priority)
-        self._since = time.monotonic()
+        self._since = self._slots._count(1)
 
     async def __aexit__(self, *_: object) -> None:
+        now = self._slots._count(-1)
         if not self._priority:
-            self._slots.held.append((self._since, time.monotonic() - self._since))
+            self._slots.held.append((self._since, now - self._since))
         self._slots.give_back()

@@ -310,8 +310,9 @@ class RequestMerger:
         return outputs
 
     def _answered(self, answers: int) -> None:
-        before, self._answers = self._answers, self._answers + answers
-        if self._answers // ANSWERS_PER_COLLECTION > before // ANSWERS_PER_COLLECTION:
+        self._answers += answers
+        if self._answers >= ANSWERS_PER_COLLECTION:
+            self._answers = 0
             gc.collect(1)
 
     async def _call(self, merged: _Merged) -> None:
