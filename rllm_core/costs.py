@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -116,14 +115,20 @@ def current() -> Tally | None:
     return _current.get()
 
 
-@contextmanager
-def collecting(tally: Tally) -> Iterator[Tally]:
+class collecting:
     """Lets `spend` add to ``tally`` in this task, and in tasks that it starts."""
-    token = _current.set(tally)
-    try:
-        yield tally
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_tally", "_token")
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def __enter__(self) -> Tally:
+        self._token = _current.set(self._tally)
+        return self._tally
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def spend(

@@ -74,9 +74,7 @@ class Record(BaseModel):
         """
         names = tuple(given)
         blank = _blanks.get((cls, names)) or _blank(cls, names)
-        fields = blank.fields.copy()
-        fields.update(given)
-        return cls._of(fields, blank.names)
+        return cls._of(blank.fields | given, blank.names)
 
     @classmethod
     def _of(cls, fields: dict[str, Any], names: set[str]) -> Self:

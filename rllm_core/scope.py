@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rllm_core.costs import Tally
 
 if TYPE_CHECKING:
+    from rllm_core.engine.answers import Answer
     from rllm_core.types import Step
 
 
@@ -69,15 +69,20 @@ class Calls:
 _calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
 
 
-@contextmanager
-def timing(calls: Calls) -> Iterator[None]:
+class timing:
     """Lets `timed` add to ``calls`` in this task and in tasks that it starts."""
-    token = _calls.set(calls)
-    try:
-        yield
-    finally:
-        _calls.reset(token)
-        calls.end()
+
+    __slots__ = ("_calls", "_token")
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        self._token = _calls.set(self._calls)
+
+    def __exit__(self, *_: object) -> None:
+        _calls.reset(self._token)
+        self._calls.end()
 
 
 class timed:
@@ -135,11 +140,11 @@ class RolloutScope:
 
     Attributes:
         is_open: Whether completers accept calls.
-        sampled: Values of the fields `SAMPLED` of the steps that the completers returned, by ``step_id``.
+        answers: Records of the steps that the completers returned, by ``step_id``.
         waits_at: Where the rollout waits in another process, if known.
     """
 
-    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "is_open", "name", "sampled", "tally", "waits_at")
+    __slots__ = ("_calls", "_loop", "_on_idle", "_stopped", "answers", "is_open", "name", "tally", "waits_at")
 
     def __init__(
         self,
@@ -152,15 +157,11 @@ class RolloutScope:
         self.tally = Tally() if tally is None else tally
         self.is_open = True
         self.waits_at: str | None = None
-        self.sampled: dict[str, tuple[Any, ...]] = {}
-        self._calls: set[asyncio.Task[object]] = set()
-        self._stopped: set[asyncio.Task[object]] = set()
+        self.answers: dict[str, Answer] = {}
+        self._calls: list[asyncio.Task[object]] = []  # a set would take several times the memory
+        self._stopped: list[asyncio.Task[object]] = []
         self._loop = loop
         self._on_idle = on_idle
-
-    def keep(self, step: Step) -> None:
-        """Records that ``step`` was sampled in this rollout."""
-        self.sampled[step.step_id] = sampled_of(step)
 
     @property
     def is_busy(self) -> bool:
@@ -181,7 +182,7 @@ class RolloutScope:
         self.is_open = False
         for task in self._calls:
             if task is not but and not task.done():
-                self._stopped.add(task)
+                self._stopped.append(task)
                 task.cancel()
 
 
@@ -209,12 +210,12 @@ class _CallInScope:
                 "asyncio.run_coroutine_threadsafe(completer.complete(...), loop).result() with "
                 "loop = asyncio.get_running_loop() taken in run()"
             )
-        scope._calls.add(task)
+        scope._calls.append(task)
         self._task: asyncio.Task[object] = task
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         scope, task = self._scope, self._task
-        scope._calls.discard(task)
+        scope._calls.remove(task)
         if not scope.is_open and not scope._calls and scope._on_idle is not None:
             scope._on_idle(scope)
         if task in scope._stopped and isinstance(error, asyncio.CancelledError):  # cancelled by `close`, nothing else

@@ -47,13 +47,9 @@ def _checked_ids(value: Sequence[int] | npt.NDArray[Any]) -> TokenIds:
     if kind != "i" and kind != "u":
         raise ValueError(f"token ids must be integers, got {array.dtype}")
     # argmin and argmax avoid the setup cost of a reduction, which dominates on arrays as short as a completion.
-    if int(array.item(array.argmin())) < 0:
+    if array.item(array.argmin()) < 0 or (array.dtype is not _INT32 and array.item(array.argmax()) > _MAX_TOKEN_ID):
         raise ValueError("token ids must lie between 0 and 2**31 - 1")
-    if array.dtype != _INT32:
-        if int(array.item(array.argmax())) > _MAX_TOKEN_ID:
-            raise ValueError("token ids must lie between 0 and 2**31 - 1")
-        array = array.astype(np.int32)
-    return array
+    return array if array.dtype is _INT32 else array.astype(np.int32)
 
 
 def is_id_array(value: object) -> TypeGuard[TokenIds]:
@@ -207,7 +203,7 @@ class _Chunk:
 
     def read(self, start: int, stop: int) -> TokenIds:
         """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
-        chunk = self.up_to(stop)
+        chunk = self if start >= self.start else self.up_to(stop)
         if start >= chunk.start:
             found = chunk.array[start - chunk.start : stop - chunk.start]
         else:
@@ -226,11 +222,15 @@ class TokenSpan:
     __slots__ = ("_chunk", "_start", "_stop")
 
     def __init__(self, chunk: _Chunk, start: int, stop: int) -> None:
-        self._chunk, self._start, self._stop = chunk.up_to(stop), start, stop
+        self._chunk = chunk if start >= chunk.start else chunk.up_to(stop)
+        self._start, self._stop = start, stop
 
     def read(self) -> TokenIds:
         """Returns the tokens as a read-only array."""
         return self._chunk.read(self._start, self._stop)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
 
     def __array__(self, *_: object, **__: object) -> TokenIds:
         return self.read()
@@ -292,9 +292,17 @@ class TokenLog:
 
     def prefix(self, length: int) -> TokenLog:
         """Returns a log of the first ``length`` tokens, which shares their memory however it grows."""
-        self._check(0, length)
+        if not 0 <= length <= self._length:
+            raise self._outside(0, length)
         log = TokenLog.__new__(TokenLog)
         log._chunk, log._length = self._chunk.up_to(length), length
+        return log
+
+    @classmethod
+    def up_to(cls, last: TokenSpan) -> TokenLog:
+        """Returns a log that ends with ``last``, and shares the memory of all tokens however it grows."""
+        log = cls.__new__(cls)
+        log._chunk, log._length = last._chunk, last._stop
         return log
 
     def extend(self, tokens: Sequence[int] | TokenIds) -> None:
@@ -312,17 +320,18 @@ class TokenLog:
 
     def view(self, start: int, stop: int) -> TokenIds:
         """Returns tokens ``[start, stop)`` as a read-only array: a view, unless they are spread over several chunks."""
-        self._check(start, stop)
+        if not 0 <= start <= stop <= self._length:
+            raise self._outside(start, stop)
         return self._chunk.read(start, stop)
 
     def span(self, start: int, stop: int) -> Any:
         """Returns tokens ``[start, stop)`` as a `TokenSpan`, for a field that shows the span as an array."""
-        self._check(start, stop)
+        if not 0 <= start <= stop <= self._length:
+            raise self._outside(start, stop)
         return TokenSpan(self._chunk, start, stop)
 
-    def _check(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self._length:
-            raise IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
+    def _outside(self, start: int, stop: int) -> IndexError:
+        return IndexError(f"[{start}, {stop}) is outside a sequence of {self._length} tokens")
 
 
 def starts_with(tokens: Sequence[int] | TokenIds, prefix: Sequence[int] | TokenIds) -> bool:

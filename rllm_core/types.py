@@ -182,8 +182,18 @@ class Step(Record):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         given = {"log-probabilities": self.logprobs, "token rewards": self.token_rewards, "advantages": self.advantages}
-        check_lengths(len(self.completion_ids), "tokens", given, owner=f"step {self.step_id}: ")
+        check_lengths(self.completion_tokens, "tokens", given, owner=f"step {self.step_id}: ")
         return self
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens in the prompt."""
+        return len(self.__dict__["prompt_ids"])
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of tokens in the completion."""
+        return len(self.__dict__["completion_ids"])
 
     def continues(self, before: Step) -> bool:
         """Whether the prompt starts, token for token, with the prompt and the completion of ``before``."""

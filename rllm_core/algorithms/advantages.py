@@ -141,7 +141,7 @@ def rewards(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
 
 def sampled_tokens(trajectory: Trajectory) -> int:
     """Number of tokens of a trajectory that the policy sampled."""
-    return sum(len(step.completion_ids) for step in trajectory.steps if step.weight_version is not None)
+    return sum(step.completion_tokens for step in trajectory.steps if step.weight_version is not None)
 
 
 def weighted(credit: Credit, weight: float) -> Credit:

@@ -78,7 +78,7 @@ def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) ->
         segment = Segment(positions[-1], [], [])
         for position in positions:
             step = trajectory.steps[position]
-            if (learns_written or step.weight_version is not None) and (length := len(step.completion_ids)):
+            if (learns_written or step.weight_version is not None) and (length := step.completion_tokens):
                 segment.trained.append(position)
                 segment.lengths.append(length)
         if segment.trained:
@@ -151,7 +151,7 @@ def per_step(
 def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credited_by: str) -> None:
     steps = trajectory.steps
     per_token = isinstance(credit, list)
-    parts, shapes = ([*credit], [(len(s.completion_ids),) for s in steps]) if per_token else ([credit], [(len(steps),)])
+    parts, shapes = ([*credit], [(s.completion_tokens,) for s in steps]) if per_token else ([credit], [(len(steps),)])
     try:
         with np.errstate(over="ignore"):  # samples hold float32
             # Check the kind first: astype would turn digit strings and None into numbers.
@@ -168,7 +168,7 @@ def _sample(
 ) -> TrainingSample:
     sampled = [trajectory.steps[position] for position in segment.trained]
     last = trajectory.steps[segment.last]
-    if not len(sampled[0].prompt_ids):
+    if not sampled[0].prompt_tokens:
         raise ValueError(f"task {group.task_id!r}: a sample cannot begin with a sampled token: there was no prompt")
     logprobs = [step.logprobs for step in sampled if step.logprobs is not None]
     # No validation needed: steps are validated, advantages checked above, and all lengths follow from them.
@@ -178,7 +178,7 @@ def _sample(
         rollout_id=rollout_id,
         role=group.role,
         token_ids=np.concatenate((last.prompt_ids, last.completion_ids)),
-        turn_spans=tuple((len(s.prompt_ids), len(s.prompt_ids) + len(s.completion_ids)) for s in sampled),
+        turn_spans=tuple((s.prompt_tokens, s.prompt_tokens + s.completion_tokens) for s in sampled),
         logprobs=_joined(logprobs) if len(logprobs) == len(sampled) else None,
         advantages=_spread(credit, segment.trained, segment.lengths),
         weight_versions=tuple(group.weight_version if s.weight_version is None else s.weight_version for s in sampled),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rllm_core.parser import ToolSpec
 from rllm_core.types import Step, TokenLog
@@ -14,16 +15,21 @@ class Answer:
     """A sampled step in its conversation.
 
     Attributes:
-        step: The step.
-        tokens: Prompt and completion.
+        step: The step, which the workflow can change.
+        sampled: Values of the fields `rllm_core.scope.SAMPLED` when it was sampled.
         tools: Tools that the prompt offered, if known.
         before: Previous answer of the conversation, or None.
     """
 
     step: Step
-    tokens: TokenLog
+    sampled: tuple[Any, ...]
     tools: Sequence[ToolSpec] | None
     before: Answer | None
+
+    @property
+    def tokens(self) -> TokenLog:
+        """Prompt and completion, as a new log that shares their memory."""
+        return TokenLog.up_to(self.sampled[1])
 
     def steps(self) -> list[Step]:
         """Returns all steps of the conversation up to this one."""

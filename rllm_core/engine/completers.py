@@ -13,7 +13,7 @@ from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, de
 from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, BreakReason, ToolSpec
-from rllm_core.scope import RolloutScope, timed
+from rllm_core.scope import RolloutScope, sampled_of, timed
 from rllm_core.seeds import derive_seed
 from rllm_core.types import (
     FinishReason,
@@ -65,7 +65,6 @@ class Completer:
         self.is_validation = is_validation
         self.max_prompt_tokens = max_prompt_tokens
         self.scope = scope if scope is not None else RolloutScope()
-        self._answers: dict[str, Answer] = {}
         self._begin(seed)
 
     def _begin(self, seed: int) -> None:
@@ -109,7 +108,7 @@ class Completer:
         return fork
 
     def _sampled_as(self, step: Step) -> Answer:
-        answer = self._answers.get(step.step_id)
+        answer = self.scope.answers.get(step.step_id)
         if answer is None:
             raise ValueError(
                 f"step {step.step_id} was not sampled in {self.scope.name}: use a step that a completer of the same "
@@ -120,7 +119,7 @@ class Completer:
     def _begin_after(self, answer: Answer) -> None:
         """Sets the state of a conversation that continues after a step."""
         self._newest = answer
-        self._tokens = answer.tokens.prefix(len(answer.tokens))
+        self._tokens = answer.tokens
 
     async def complete(
         self,
@@ -165,8 +164,8 @@ class Completer:
                 self._is_busy = False
         if metadata:
             step.metadata = freeze(metadata)
-        self._newest = self._answers[step.step_id] = Answer(step, *self._state(), self._newest)
-        self.scope.keep(step)
+        answer = Answer(step, sampled_of(step), self._tools_of_prompt(), self._newest)
+        self._newest = self.scope.answers[step.step_id] = answer
         return step
 
     async def complete_many(
@@ -256,9 +255,9 @@ class Completer:
         if self._is_busy:
             raise RuntimeError("a completer handles one call at a time; use completer.fork() for another conversation")
 
-    def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
-        """Returns the tokens of the conversation, and the tools of its last prompt if a fork needs to know them."""
-        return self._tokens.prefix(len(self._tokens)), None
+    def _tools_of_prompt(self) -> Sequence[ToolSpec] | None:
+        """Returns the tools of the last prompt if a fork needs to know them."""
+        return None
 
     def _check_tools(self, tools: Sequence[ToolSpec] | None) -> None:
         """Rejects tools if the parser cannot read tool calls: rollouts would silently miss their rewards."""

@@ -24,7 +24,7 @@ def checked_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
 
 def tokens_up_to_stop_text(parser: BaseParser, output: TokenOutput, texts: tuple[str, ...]) -> TokenOutput:
     """Cuts a completion after the token that completes one of ``texts``."""
-    tokens = _tokens(parser, output.token_ids, texts)
+    tokens = _tokens(parser, output.token_ids, texts) if texts else None
     if tokens is None:
         return output
     return output.model_copy(update={"token_ids": output.token_ids[:tokens], **_shortened(output, tokens)})
@@ -57,7 +57,7 @@ def _tokens(parser: BaseParser, completion: TokenIds, texts: tuple[str, ...]) ->
         said = parser.decode(completion[:tokens])
         return any(text in said for text in texts)
 
-    if not texts or not has_one(len(completion)):
+    if not has_one(len(completion)):
         return None
     return 1 + bisect.bisect_left(range(1, len(completion) + 1), True, key=has_one)
 

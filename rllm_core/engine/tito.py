@@ -12,7 +12,7 @@ from rllm_core.engine.contract import EngineError, RolloutEngine, TokenSource, d
 from rllm_core.engine.stop_texts import tokens_up_to_stop_text
 from rllm_core.parser import ToolSpec
 from rllm_core.scope import RolloutScope
-from rllm_core.types import FrozenList, MessageLike, SamplingParams, Step, TokenLog, TokenOutput, new_id, with_media
+from rllm_core.types import FrozenList, MessageLike, SamplingParams, Step, TokenOutput, new_id, with_media
 
 NO_TOOLS = FrozenList()
 
@@ -78,11 +78,10 @@ class TITOCompleter(Completer):
 
     def _begin_after(self, answer: Answer) -> None:
         self._newest = answer
-        recorded = answer.tokens.prefix(len(answer.tokens))
-        self.session.begin_after(answer.step, recorded, tools=answer.tools, steps=answer.steps)
+        self.session.begin_after(answer.step, answer.tokens, tools=answer.tools, steps=answer.steps)
 
-    def _state(self) -> tuple[TokenLog, Sequence[ToolSpec] | None]:
-        return self.session.recorded, self.session.tools
+    def _tools_of_prompt(self) -> Sequence[ToolSpec] | None:
+        return self.session.tools
 
     async def _count(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> int:
         try:

@@ -79,7 +79,6 @@ class RemoteCompleter(Completer):
         self._ask = ask
         self._sampled = sampled
         self._path: tuple[int | wire.Fork, ...] = ()
-        self._answers = {}
         self._begin(start.seed)
 
     def __getattr__(self, name: str) -> NoReturn:

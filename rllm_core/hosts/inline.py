@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
 from rllm_core.config import RolloutConfig
-from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
+from rllm_core.hosts.contract import HostedWorkflow, HostReport, RolloutHost
 from rllm_core.workflow import Workflow
 
 
@@ -31,10 +31,9 @@ class Inline(RolloutHost):
         """Closes the workflow."""
         await self.hosted.workflow.close()
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[Place]:
-        """Yields a slot without waiting: ``rollout.max_concurrent_rollouts`` is the only limit."""
-        yield self.hosted.workflow
+    def place(self) -> nullcontext[Workflow]:
+        """Returns a slot without waiting: ``rollout.max_concurrent_rollouts`` is the only limit."""
+        return nullcontext(self.hosted.workflow)
 
     def report(self) -> HostReport:
         """Reports that rollouts run in this process."""

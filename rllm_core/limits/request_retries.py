@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rllm_core.engine import EngineBusy
 from rllm_core.seeds import derive_seed
@@ -26,11 +26,12 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
     return max(doubling, retry_after_seconds) * spread
 
 
-async def retried(call: Callable[[], Awaitable[ResultT]], *, attempts: int, seed: int) -> ResultT:
+async def retried(call: Callable[..., Awaitable[ResultT]], *arguments: Any, attempts: int, seed: int) -> ResultT:
     """Returns the result of ``call``, retrying after a pause while it raises `EngineBusy`.
 
     Args:
         call: Function that makes one attempt.
+        arguments: Its arguments.
         attempts: Maximum attempts.
         seed: Seed of the pauses.
 
@@ -39,11 +40,11 @@ async def retried(call: Callable[[], Awaitable[ResultT]], *, attempts: int, seed
     """
     for attempt in range(1, attempts):
         try:
-            return await call()
+            return await call(*arguments)
         except EngineBusy as busy:
             pause = pause_seconds(attempt, seed, busy.retry_after_seconds)
         await asyncio.sleep(pause)
-    return await call()
+    return await call(*arguments)
 
 
 def unanswered(engine: str, seconds: float) -> EngineBusy:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Slots:
@@ -25,20 +23,13 @@ class Slots:
         self._free = places
         self._places = places
         self._seconds = 0.0
+        self._held_now = 0
         self._counted_at = time.monotonic()
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]] = (deque(), deque())
 
-    @asynccontextmanager
-    async def place(self, *, priority: bool) -> AsyncIterator[None]:
-        """Holds a slot during the context."""
-        await self.take(priority=priority)
-        since = time.monotonic()
-        try:
-            yield
-        finally:
-            if not priority:
-                self.held.append((since, time.monotonic() - since))
-            self.give_back()
+    def place(self, *, priority: bool) -> _Place:
+        """Returns a context that holds a slot."""
+        return _Place(self, priority)
 
     @property
     def in_use(self) -> int:
@@ -47,20 +38,21 @@ class Slots:
 
     @property
     def place_seconds(self) -> float:
-        """Total time that slots have been in use so far, in seconds, summed over all slots."""
-        return self._seconds + self.in_use * (time.monotonic() - self._counted_at)
+        """Total time that the contexts of `place` have held slots so far, in seconds, summed over all slots."""
+        return self._seconds + self._held_now * (time.monotonic() - self._counted_at)
 
-    def _count(self) -> None:
-        """Updates `place_seconds`; must run before any change of `in_use`."""
+    def _count(self, change: int) -> float:
+        """Counts a context that starts (1) or stops (-1) holding a slot; returns the time."""
         now = time.monotonic()
-        self._seconds += (self._places - self._free) * (now - self._counted_at)
+        self._seconds += self._held_now * (now - self._counted_at)
+        self._held_now += change
         self._counted_at = now
+        return now
 
     def take_free(self) -> bool:
         """Takes a slot like `take` if one is free; returns whether it did."""
         if not self._free:
             return False
-        self._count()
         self._free -= 1
         return True
 
@@ -88,5 +80,23 @@ class Slots:
                 if not future.done():
                     future.set_result(None)
                     return
-        self._count()
         self._free += 1
+
+
+class _Place:
+    """Context that holds a slot; a class, since a generator-based context would take several times the memory."""
+
+    __slots__ = ("_priority", "_since", "_slots")
+
+    def __init__(self, slots: Slots, priority: bool) -> None:
+        self._slots, self._priority = slots, priority
+
+    async def __aenter__(self) -> None:
+        await self._slots.take(priority=self._priority)
+        self._since = self._slots._count(1)
+
+    async def __aexit__(self, *_: object) -> None:
+        now = self._slots._count(-1)
+        if not self._priority:
+            self._slots.held.append((self._since, now - self._since))
+        self._slots.give_back()

@@ -75,7 +75,7 @@ class ParsedCompletion(Mapping[str, Any]):
         message: dict[str, Any] = {"role": "assistant", "content": well_formed(self.content)}
         if self.reasoning is not None:
             message["reasoning_content"] = well_formed(self.reasoning)
-        if self.ok_tool_calls:
+        if self.tool_calls and self.ok_tool_calls:
             message["tool_calls"] = [
                 {
                     "id": call.call_id or ("call_" + (new_id() if turn is None else f"{turn}_{index}")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,7 @@ class SegmentBreak(RuntimeError):
         self.reason = reason
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """The prompt of one turn.
 
     Attributes:

@@ -7,8 +7,8 @@ Within a segment, sampled text is never tokenized again. The parser only supplie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -105,7 +105,7 @@ class ParserSession:
         self.__dict__.update(state)
         if self._pending is not None:  # unpickled arrays are writable copies, so replace them by a view again
             tokens = self._pending.tokens
-            self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
+            self._pending.turn = self._pending.turn._replace(prompt_ids=tokens.view(0, len(tokens)))
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
@@ -322,9 +322,9 @@ class ParserSession:
             for position in range(known):
                 if not same_message(view[position], self._consumed[position]):
                     return BreakReason.HISTORY_EDITED, []
-        if not same_message(view[known], self.answer):
+        answer, *tail = view[known:]
+        if not same_message(answer, self.answer):
             return BreakReason.HISTORY_EDITED, []
-        tail = view[known + 1 :]
         if tools is not self._tools and tools != self._tools:
             return BreakReason.TOOLS_CHANGED, tail
         for added in tail:
@@ -370,11 +370,11 @@ def _frozen_tools(tools: Sequence[ToolSpec] | None) -> FrozenList | None:
 
 
 def _texts(value: Any) -> list[str]:
-    """Returns all texts in JSON-like data."""
+    """Returns all texts in frozen data."""
     if isinstance(value, str):
         return [value]
     texts: list[str] = []
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         for key, item in value.items():
             texts += (key, item) if type(item) is str else (key, *_texts(item))
     elif isinstance(value, list):

@@ -139,7 +139,7 @@ def record_step(
             record(f"reward_mean/{role}", *of_role, reduction="mean")
     record("uniform_groups_share", *(is_uniform(of_group) for of_group in rewarded))
     record("turns_mean", *(len(t.steps) for t in trajectories))
-    record("response_tokens_mean", *(sum(len(s.completion_ids) for s in t.steps) for t in trajectories))
+    record("response_tokens_mean", *(sum(s.completion_tokens for s in t.steps) for t in trajectories))
     breaks = Counter(s.break_reason for t in trajectories for s in t.steps if s.break_reason is not None)
     record("segment_breaks", breaks.total())
     for reason, count in breaks.items():
@@ -158,7 +158,7 @@ def record_teacher(metrics: MetricsAggregator, consumed: Sequence[ConsumedGroup]
     sampled = [step for t in _trajectories(consumed) for step in t.steps if step.weight_version is not None]
     steps = [step for step in sampled if step.advantages is not None]
     unscored = sum(len(step.metadata.get(UNSCORED_TOKENS, ())) for step in steps)
-    scored = sum(len(step.completion_ids) for step in steps) - unscored
+    scored = sum(step.completion_tokens for step in steps) - unscored
     metrics.record("teacher_unscored_tokens", unscored, reduction="last")
     if scored:
         ratios = [float(s.advantages.sum(dtype=np.float64)) for s in steps if s.advantages is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,10 +34,9 @@ class Reporter:
         """Appends an event to ``events.jsonl``."""
         self.run_dir.lines["events"].write({"event": event, **fields})
 
-    # Rollout lines are formatted by hand for speed: a run has hundreds of thousands, and their fields need no escaping.
-
     def rollout_started(self, key: StartedRollout) -> None:
         """Records the start of a rollout attempt."""
+        # Formatted by hand for speed: a run has hundreds of thousands of these lines, whose fields need no escaping.
         self.run_dir.lines["events"].write_text(
             f'{{"event":"start","rollout":"{key.rollout_id}","group":{key.ordinal},"index":{key.index},'
             f'"attempt":{key.attempt}}}'
@@ -46,7 +44,7 @@ class Reporter:
 
     def rollout_finished(self, episode: Episode) -> None:
         """Records the end of a rollout attempt."""
-        self.run_dir.lines["events"].write_text(f'{{"event":"finish",{_outcome(episode)}}}')
+        self.event("finish", **_outcome(episode))
         if episode.error is not None:
             self._error(episode)
             self.progress.problem(episode)
@@ -135,9 +133,7 @@ class Reporter:
             if episode.error is not None:
                 self._error(episode)
                 self.progress.problem(episode)
-        head = json.dumps({"event": "validation", **result.to_dict()}, separators=(",", ":"), allow_nan=False)
-        outcomes = ",".join(f"{{{_outcome(episode)}}}" for episode in episodes)
-        self.run_dir.lines["events"].write_text(f'{head[:-1]},"episodes":[{outcomes}]}}')
+        self.event("validation", **result.to_dict(), episodes=[_outcome(episode) for episode in episodes])
         self._keep(result.step, episodes)
         self.progress.validated(result)
         fields = result.to_dict()
@@ -158,25 +154,30 @@ class Reporter:
             self.run_dir.lines["trajectories"].write_text(f'{{"step":{step},"episode":{episode.to_json()}}}')
 
 
-def _outcome(episode: Episode) -> str:
-    """Formats the outcome of a rollout as fields of a JSON object.
+def _outcome(episode: Episode) -> dict[str, Any]:
+    """Returns the outcome of a rollout as fields of an event.
 
     ``rllm-core verify`` checks metrics against this outcome, which is written when the rollout ends, before other code
     can change the episode.
     """
-    parts = []
+    trajectories = []
     for trajectory in episode.trajectories:
-        if not trajectory.trainable:
-            continue
-        versions = [step.weight_version for step in trajectory.steps if step.weight_version is not None]
-        parts.append(
-            f'{{"role":{json.dumps(trajectory.role)},'
-            f'"reward":{json.dumps(trajectory.total_reward if trajectory.has_reward else None, allow_nan=False)},'
-            f'"turns":{len(trajectory.steps)},"tokens":{sum(len(step.completion_ids) for step in trajectory.steps)},'
-            f'"weight_version":{json.dumps(min(versions, default=None))}}}'
-        )
-    return (
-        f'"rollout":"{episode.rollout_id}","reason":"{episode.termination_reason.value}",'
-        f'"weight_version":{json.dumps(episode.weight_version)},"is_correct":{json.dumps(episode.is_correct)},'
-        f'"trajectories":[{",".join(parts)}]'
-    )
+        if trajectory.trainable:
+            steps = trajectory.steps
+            versions = [step.weight_version for step in steps if step.weight_version is not None]
+            trajectories.append(
+                {
+                    "role": trajectory.role,
+                    "reward": trajectory.total_reward if trajectory.has_reward else None,
+                    "turns": len(steps),
+                    "tokens": sum([step.completion_tokens for step in steps]),
+                    "weight_version": min(versions, default=None),
+                }
+            )
+    return {
+        "rollout": episode.rollout_id,
+        "reason": episode.termination_reason.value,
+        "weight_version": episode.weight_version,
+        "is_correct": episode.is_correct,
+        "trajectories": trajectories,
+    }

@@ -104,15 +104,15 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
     seen.add(step.step_id)
     if step.weight_version is None:
         return  # target tokens of supervised training, which the policy did not sample
-    sampled = scope.sampled.get(step.step_id)
-    if sampled is None:
+    answer = scope.answers.get(step.step_id)
+    if answer is None:
         raise Rejected(
             "a step was not sampled in this rollout; use only steps that this call's completer and its forks "
             "returned, and keep none in the workflow between rollouts"
         )
-    if all(map(is_, sampled_of(step), sampled)):
+    if all(map(is_, sampled_of(step), answer.sampled)):
         return
-    for name, original in zip(SAMPLED, sampled, strict=True):
+    for name, original in zip(SAMPLED, answer.sampled, strict=True):
         if not _same(step.__dict__.get(name), original):
             raise Rejected(f"the {name} of a step were changed; do not modify steps that completer.complete() returned")
 

@@ -185,10 +185,10 @@ class GroupRules:
 def _size_bytes(trajectory: Trajectory) -> int:
     total, before = 0, None
     for step in trajectory.steps:
-        sampled = len(step.completion_ids)
+        sampled = step.completion_tokens
         # A prompt that continues the previous step shares its storage.
         shared = before is not None and step.segment == before.segment
-        total += 4 * (sampled if shared else len(step.prompt_ids) + sampled) + 4 * sampled
+        total += 4 * (sampled if shared else step.prompt_tokens + sampled) + 4 * sampled
         new = step.messages[len(before.messages) :] if before is not None else step.messages[:]
         total += OBJECT_BYTES + sum(OBJECT_BYTES + len(str(m.get("content") or "")) for m in (*new, step.response))
         before = step

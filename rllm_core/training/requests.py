@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,7 +96,7 @@ class _Unmerged:
     ) -> TokenOutput:
         """Samples one completion; see `RolloutEngine.get_token_output_from_token_input`."""
         self._merger.requests += 1
-        [output] = await self._merger.outputs(_Merged(token_input, sampling_params, is_validation, [seed]))
+        [output] = await self._merger.outputs(token_input, sampling_params, [seed], is_validation)
         return output
 
 
@@ -203,7 +203,7 @@ class RequestMerger:
                         del self._pending[key]
                 if not merged.futures:
                     del key  # free memory: it is as long as the prompt, and the call may take long
-                    [output] = await self.outputs(merged)
+                    [output] = await self.outputs(prompt, sampling_params, merged.seeds, is_validation)
                     return output
                 merged.futures.insert(0, asyncio.get_running_loop().create_future())
                 self._start(merged)
@@ -273,30 +273,24 @@ class RequestMerger:
         merged.call = asyncio.get_running_loop().create_task(self._call(merged))
         self._running_calls.add(merged.call)
 
-    async def outputs(self, merged: _Merged) -> list[TokenOutput]:
+    def outputs(
+        self, token_input: TokenInput, sampling_params: SamplingParams, seeds: list[int], is_validation: bool
+    ) -> Awaitable[list[TokenOutput]]:
         """Calls the engine, and retries after a pause while it is busy."""
-        outputs = await retried(
-            lambda: self._attempt(merged), attempts=self._limits.max_request_attempts, seed=merged.seeds[0]
-        )
-        if len(outputs) != len(merged.seeds):
-            raise EngineError(
-                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(merged.seeds)}"
-            )
-        self._answered(len(outputs))
-        return outputs
+        request = token_input, sampling_params, seeds, is_validation
+        return retried(self._attempt, *request, attempts=self._limits.max_request_attempts, seed=seeds[0])
 
-    async def _attempt(self, merged: _Merged) -> list[TokenOutput]:
+    async def _attempt(
+        self, token_input: TokenInput, sampling_params: SamplingParams, seeds: list[int], is_validation: bool
+    ) -> list[TokenOutput]:
         if not self._slots.take_free():
-            await self._slots.take(priority=merged.is_validation)
+            await self._slots.take(priority=is_validation)
         deadline = self._timer.deadline()
         try:
             self.calls += 1
             outputs = await deadline.limit(
                 self.engine.get_token_outputs_from_token_input(
-                    merged.token_input,
-                    sampling_params=merged.sampling_params,
-                    seeds=merged.seeds,
-                    is_validation=merged.is_validation,
+                    token_input, sampling_params=sampling_params, seeds=seeds, is_validation=is_validation
                 )
             )
         except TimeoutError as error:
@@ -308,16 +302,24 @@ class RequestMerger:
         # Without a wait, the answer came from the task that continues now, so no other answers arrive with it.
         if deadline.begun and (next_round := self._slices.wait()) is not None:
             await next_round
+        if len(outputs) != len(seeds):
+            raise EngineError(
+                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
+            )
+        self._answered(len(outputs))
         return outputs
 
     def _answered(self, answers: int) -> None:
-        before, self._answers = self._answers, self._answers + answers
-        if self._answers // ANSWERS_PER_COLLECTION > before // ANSWERS_PER_COLLECTION:
+        self._answers += answers
+        if self._answers >= ANSWERS_PER_COLLECTION:
+            self._answers = 0
             gc.collect(1)
 
     async def _call(self, merged: _Merged) -> None:
         try:
-            outputs = await contained(self.outputs(merged))
+            outputs = await contained(
+                self.outputs(merged.token_input, merged.sampling_params, merged.seeds, merged.is_validation)
+            )
         except asyncio.CancelledError:
             for future in merged.futures:
                 future.cancel()
