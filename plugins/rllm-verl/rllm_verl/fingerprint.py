@@ -89,5 +89,5 @@ def _groups(tensors: Iterable[torch.Tensor]) -> Iterator[list[_Piece]]:
 
 def _totals(group: list[_Piece], numbers: torch.Tensor) -> Iterator[tuple[_Piece, Any]]:
     """Yields each piece with the sum of its part of ``numbers``."""
-    parts = numbers.split_with_sizes([len(piece.values) for piece in group])
+    parts = torch.split(numbers, [len(piece.values) for piece in group])
     return zip(group, torch.stack([part.sum() for part in parts]).tolist(), strict=True)
