@@ -128,8 +128,9 @@ def test_its_own_tests_pass(packages: dict[str, Path], site: Path, tmp_path: Pat
     assert "warning" not in last
 
 
-# The other kinds are covered by their own tests: they have one provider, and all share one project file.
-@pytest.mark.parametrize("kind", ["workflow", "backend", "engine", "reward", "command", "observer"])
+# One with one provider of each sort of contract, with two, and with none. The other kinds are covered by their own
+# tests, which check the same contracts, and all share one project file.
+@pytest.mark.parametrize("kind", ["workflow", "backend", "reward", "command"])
 def test_rllm_core_finds_nothing_wrong_but_what_is_the_templates(
     rllm_core: Run, site: Path, tmp_path: Path, kind: str
 ) -> None:
