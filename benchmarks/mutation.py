@@ -5,9 +5,9 @@
 Each revision is checked out in ``bench/mutation/``, with an environment of its own. From every room, the same number of
 mutants is drawn with the same seed and the same operators (those of ``cosmic-ray``, without arguments): first a place
 in the code, then an operator for it. Annotations, docstrings and imports are no places. Each mutant is run against the
-tests of its room and the end-to-end tests, and ends at the first failure or after ten times the duration of the
-unchanged tests. The last line is one JSON object with ``killed`` and ``mutants`` per revision and room, and
-``survivors``, the places to look at.
+fast tests of its room, with ``--slow`` against all of them and the end-to-end tests, and ends at the first failure or
+after ten times the duration of the unchanged tests. The last line is one JSON object with ``killed`` and ``mutants``
+per revision and room, and ``survivors``, the places to look at.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Paths and tests of each room. Only paths that exist in a revision are used."""
 
+MARKS = ("not slow and not gpu and not by_hand", "not gpu and not by_hand")
+"""Tests to run: the fast ones, and with ``--slow`` all."""
+
 PATIENCE = 10.0
 
 FAILURE = re.compile("(FAILED|ERROR) ")
@@ -67,7 +70,7 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         name, _, revision = named.partition("=")
         checkout = Checkout.of(name, revision)
         for room in options.rooms:
-            for row in tested(checkout, room, options.mutants, options.seed):
+            for row in tested(checkout, room, options.mutants, options.seed, MARKS[options.slow]):
                 trials.add({"kind": "mutant", "revision": name, "room": room, **row})
                 print(f"{name} {room} {row['file']}:{row['line']} {row['outcome']}", file=sys.stderr, flush=True)
 
@@ -112,14 +115,14 @@ class Checkout:
             found |= dict.fromkeys(sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else [])
         return list(found)
 
-    def test(self, tests: tuple[str, ...], seconds: float) -> Row:
+    def test(self, tests: tuple[str, ...], marks: str, seconds: float) -> Row:
         """Runs tests up to the first failure.
 
         Returns:
             ``outcome``: ``survived``, ``killed`` or ``timeout``; ``by``: the tests that failed.
         """
         command = [".venv/bin/pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
-        command += ["-m", "not slow and not gpu and not by_hand", *tests]
+        command += ["-m", marks, *tests]
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             child = subprocess.Popen(
                 command,
@@ -141,14 +144,14 @@ class Checkout:
             return {"outcome": outcome, "by": [line[:200].rstrip() for line in output if FAILURE.match(line)]}
 
 
-def tested(checkout: Checkout, room: str, count: int, seed: int) -> Iterator[Row]:
+def tested(checkout: Checkout, room: str, count: int, seed: int, marks: str) -> Iterator[Row]:
     """Draws mutants of a room and yields a row for each."""
     from cosmic_ray.mutating import use_mutation
     from cosmic_ray.plugins import get_operator
 
     paths, tests = ROOMS[room]
     start = time.monotonic()
-    unchanged = checkout.test(tests, 3600.0)
+    unchanged = checkout.test(tests, marks, 3600.0)
     if unchanged["outcome"] != "survived":
         raise SystemExit(f"error: without a mutant, {unchanged['by']} fail in {checkout.folder}")
     limit = PATIENCE * (time.monotonic() - start)
@@ -156,7 +159,7 @@ def tested(checkout: Checkout, room: str, count: int, seed: int) -> Iterator[Row
         with use_mutation(checkout.folder / mutant.file, get_operator(mutant.operator)(), mutant.occurrence):
             changed = subprocess.run(["git", "diff", "-U0"], cwd=checkout.folder, capture_output=True, text=True)
             diff = [line for line in changed.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-            yield {**vars(mutant), "diff": diff, **checkout.test(tests, limit)}
+            yield {**vars(mutant), "diff": diff, **checkout.test(tests, marks, limit)}
 
 
 def drawn(checkout: Checkout, paths: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
@@ -203,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rooms", nargs="+", default=list(ROOMS), choices=list(ROOMS), help="default all")
     parser.add_argument("--mutants", type=int, default=16, help="mutants per room and revision")
+    parser.add_argument("--slow", action="store_true", help="run slow tests, too, which takes hours")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     if not any(argument.startswith("--from-raw") for argument in given) and not {"-h", "--help"} & set(given):
         enter_peer_environment("benchmarks.mutation", given)

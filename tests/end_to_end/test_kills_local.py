@@ -39,7 +39,7 @@ def children_of(pid: int) -> list[int]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         try:
             started += (thread / "children").read_text().split()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             pass  # the thread has ended since it was listed
     return [int(child) for child in started]
 

@@ -155,12 +155,35 @@ def test_same_seed_same_bytes(tmp_path: Path, uninterrupted: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
 
 
+HELD = """
+import asyncio, sys
+from pathlib import Path
+from rllm_core import cli
+from rllm_workflows.sort import SortWorkflow
+
+held_from = Path(sys.argv[sys.argv.index("--run-dir") + 1], "checkpoints", "step-000003")
+run = SortWorkflow.run
+
+async def held(self, task, completer):
+    while held_from.exists():
+        await asyncio.sleep(0.01)
+    return await run(self, task, completer)
+
+SortWorkflow.run = held
+cli.main()
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_and_resumed_equals_uninterrupted(
-    train: Train, tmp_path: Path, uninterrupted: Path, how: signal.Signals
+    forking: Forks, tmp_path: Path, uninterrupted: Path, how: signal.Signals
 ) -> None:
+    """It is held after its first checkpoint, so that it has not ended before it is stopped."""
     run_dir = tmp_path / "run"
-    process = train("sort", run_dir, *SMALL)
+    (tmp_path / "held.py").write_text(HELD)
+    process = forking.start(
+        arguments("sort", run_dir, *SMALL), program=str(tmp_path / "held.py"), output=tmp_path / "output"
+    )
     deadline = time.monotonic() + 600
     while not checkpoint.complete(run_dir / "checkpoints"):
         assert process.poll() is None, process.err

@@ -27,7 +27,7 @@ def is_running(pid: int) -> bool:
     """Whether a process runs and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -189,7 +189,7 @@ def test_cancelling_everything_leaves_nothing_running(tmp_path: Path) -> None:
     tasks = [Task(task_id=f"children-{n}", data={"pids": str(pids)}) for n in range(2)]
     played = play("Fault", tasks, workers=2, rollouts_per_worker=1, max_attempts=1, during=kill_workers)
     assert {episode.termination_reason.value for episode in played.episodes} == {"worker_lost"}
-    assert not any(is_running(int(pid)) for pid in pids.read_text().split())
+    assert eventually(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
 
 
 DRIVER = """

@@ -109,17 +109,26 @@ def test_a_class_of_a_notebook_stays_in_its_process(tmp_path: Path) -> None:
 
 
 KILLED = """
-import json, sys
+import asyncio, json, sys
 import rllm_core
+from rllm_local.backend import LocalBackend
+update = LocalBackend.update_policy
+
+async def held(self, step):
+    while step.step > int(sys.argv[4]):
+        await asyncio.sleep(0.01)
+    return await update(self, step)
+
+LocalBackend.update_policy = held
 settings = json.loads(sys.argv[2])
 resume = sys.argv[3] == "resume"
 rllm_core.train("guess" if not resume else None, None if resume else settings, run_dir=sys.argv[1], resume=resume)
 """
 
 
-def start(folder: Path, how: str, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Starts a run in a process of its own."""
-    command = [sys.executable, "-c", KILLED, str(folder), json.dumps(settings), how]
+def start(folder: Path, how: str, settings: dict[str, Any], last: int = 1000) -> subprocess.Popen[bytes]:
+    """Starts a run in a process of its own, which goes no further than the step ``last``."""
+    command = [sys.executable, "-c", KILLED, str(folder), json.dumps(settings), how, str(last)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -128,7 +137,7 @@ def workers_of(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in children if b"hosts.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
@@ -180,7 +189,7 @@ def test_a_killed_driver_can_resume(tmp_path: Path, kills: int) -> None:
     whole = train(tmp_path / "whole", "guess", **(settings | {"rollout.host": "inline", "rollout.workers": None}))
     folder, how = tmp_path / "run", "train"
     for number in range(kills):
-        run = start(folder, how, settings)
+        run = start(folder, how, settings, last=2 + 2 * number)  # so that it has not ended before it is killed
         how = "resume"
         while steps_done(folder) < 1 + 2 * number and run.poll() is None:
             time.sleep(0.01)

@@ -30,7 +30,7 @@ def rows(run: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 

@@ -19,7 +19,7 @@ def descendants(pid: int) -> set[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             pass  # it has just ended
     found: set[int] = set()
     while more := {child for child, parent in parents.items() if parent in {pid, *found}} - found:
@@ -27,11 +27,20 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def seconds_used(pid: int) -> float:
+    """Returns the processor time that a process has used in user mode, 0 if it has ended."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def is_running(pid: int) -> bool:
     """Returns whether a process has not ended; whether somebody has asked for its exit code does not matter."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -58,9 +67,7 @@ def test_nothing_spins_on_when_the_command_is_killed(
         def is_stuck() -> bool:
             """Returns whether a child has used more time than any import that ends."""
             children.update(descendants(command.pid))
-            ticks = [Path(f"/proc/{pid}/stat") for pid in children]
-            used = [int(stat.read_text().rpartition(")")[2].split()[11]) for stat in ticks if stat.exists()]
-            return max(used, default=0) / os.sysconf("SC_CLK_TCK") > 2.0
+            return max(map(seconds_used, children), default=0) > 2.0
 
         wait_until(is_stuck)
     finally:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import combinations, count, product
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +247,28 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["colocated", "in flight"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("place", PLACES)
+def signals_in_pairs() -> list[tuple[str, str, str]]:
+    """Returns cases in which each two values of place, signal and mode meet."""
+    return [
+        (place, ("SIGTERM", "SIGINT")[(row + column) % 2], mode)
+        for row, place in enumerate(PLACES)
+        for column, mode in enumerate(("colocated", "in flight"))
+    ]
+
+
+def test_each_two_settings_of_a_signal_meet() -> None:
+    settings = (PLACES, ("SIGTERM", "SIGINT"), ("colocated", "in flight"))
+    for one, other in combinations(range(3), 2):
+        assert {(case[one], case[other]) for case in signals_in_pairs()} == set(product(settings[one], settings[other]))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mode"),
+    [
+        case if case in signals_in_pairs() else pytest.param(*case, marks=pytest.mark.by_hand)
+        for case in product(PLACES, ("SIGTERM", "SIGINT"), ("colocated", "in flight"))
+    ],
+)
 def test_one_signal_saves_and_a_second_one_ends_at_once(
     server: Server, tmp_path: Path, place: str, name: str, mode: str
 ) -> None:

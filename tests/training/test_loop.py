@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -160,6 +160,21 @@ def test_order_of_all_hooks(run_scripted: Any) -> None:
     ]
     epochs = [event for event in recorder.events if event[0].startswith("epoch")]
     assert epochs == [("epoch_start", 0), ("epoch_end", 0), ("epoch_start", 1), ("epoch_end", 1)]
+
+
+def test_observers_hear_of_every_rollout_of_training_and_validation(run_scripted: Any) -> None:
+    class Hears:
+        rollouts: ClassVar[list[bool]] = []
+
+        @hookimpl
+        def on_episode_finished(self, episode: Any) -> None:
+            self.rollouts.append(episode.is_validation)
+
+    run = run_scripted("training.steps=2", observers=Hears())
+    assert run.error is None
+    validated = sum(validation["rollouts"] for validation in run.summary["validation"])
+    assert Hears.rollouts.count(True) == validated > 0
+    assert Hears.rollouts.count(False) == run.summary["books"]["trained"] == 32
 
 
 def test_order_of_backend_calls(run_scripted: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import virtual_clock
 from rllm_core.assembly.parts import assemble, parts_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import TaskStream, spread
@@ -305,6 +306,20 @@ def test_lockstep_waits_for_every_running_rollout() -> None:
         await third  # a rollout that waits for something else delays the others by the grace time only
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("outside", "waited"), [(0, 0.02), (1, 2.0)])
+def test_lockstep_waits_longer_for_a_rollout_that_calls_a_tool(outside: int, waited: float) -> None:
+    async def run() -> float:
+        loop = asyncio.get_running_loop()
+        merger = RequestMerger(ScriptedEngine(), RolloutConfig(), lockstep=True, outside=lambda: outside)
+        merger.rollout_started()
+        merger.rollout_started()
+        began = loop.time()
+        await ask(merger, [1], 0)
+        return loop.time() - began
+
+    assert virtual_clock.run(run()) == pytest.approx(waited, abs=0.03)
 
 
 def test_metrics_are_reduced_as_declared() -> None:
