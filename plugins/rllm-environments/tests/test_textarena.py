@@ -193,7 +193,7 @@ def test_the_warm_start_draws_from_the_legal_moves():
     ("settings", "message"),
     [
         ({"environment": "TicTacToe"}, "did you mean .*TicTacToe-v0"),
-        ({"environment": "TicTacToe-v0-raw"}, "without the ending"),
+        ({"environment": "TicTacToe-v0-raw"}, "without this ending"),
         ({"environment": "GuessWho-v0"}, "paid service"),
         ({"environment": "UsedCarNegotiation-v0"}, "does not ship"),
         ({"environment": "BabyAiText-v0"}, "library"),
