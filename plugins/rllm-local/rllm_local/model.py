@@ -160,6 +160,20 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     return TorchSettings(threads, precision)
 
 
+def pass_precision(model: PreTrainedModel, config: LocalConfig) -> str | None:
+    """Returns the precision of training passes if it differs from that of sampling.
+
+    With long rows, the products of a pass are large enough for ``medium``, whatever the model's size. The precision
+    applies to the whole process, so nothing may be sampled meanwhile.
+    """
+    is_free = config.matmul_precision == "auto" and config.generation == "colocated"
+    is_float32_on_cpu = model.device.type == "cpu" and compute_dtype(config) == torch.float32
+    small = model.num_parameters() < SMALL_MODEL_PARAMETERS
+    if not (is_free and is_float32_on_cpu and small and FusedDecoder.supports(model)):
+        return None
+    return "medium" if _matmul_error("medium") < EXACT_MATMUL_ERROR else None
+
+
 def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
     """Replaces torch's fused attention on the CPU if another implementation is faster.
 
@@ -191,16 +205,23 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **options: Any) ->
     return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def _matmul_error(precision: str) -> float:
-    """Returns the largest relative error of a float32 product at this precision, compared with float64."""
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Sets torch's precision of float32 products, which applies to all threads."""
     before = torch.get_float32_matmul_precision()
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    torch.set_float32_matmul_precision(precision)
     try:
-        torch.set_float32_matmul_precision(precision)
-        product = left @ right
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _matmul_error(precision: str) -> float:
+    """Returns the largest relative error of a float32 product at this precision, compared with float64."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    with matmul_precision(precision):
+        product = left @ right
     exact = left.double() @ right.double()
     return float((product - exact).abs().max() / exact.abs().max())
 
