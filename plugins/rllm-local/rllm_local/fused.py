@@ -281,10 +281,9 @@ class FusedDecoder:
             rotations = self._rotations[length - self._padding][:, None]
             self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
-        x = self._embedding[tokens].to(self._sum_dtype)
+        x = self._embedded(tokens)
         for index, layer in enumerate(self._layers):
-            mixed = self._attend(index, *self._queries_keys_values(x, layer, rotations))
-            x = self._mlp(x, mixed, layer)
+            x = self._read(index, layer, x, rotations)
         numbers = rows * len(self._head)
         if len(self._head) < LARGE_VOCABULARY or numbers * FLOAT32 > KEPT_BLOCK_BYTES or x.is_cuda:
             return self._logits(x)
@@ -292,8 +291,12 @@ class FusedDecoder:
             self._kept_logits = torch.empty(numbers)
         return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
 
-    def _attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Appends to the cache of a layer, and returns mixed values of one position, ``(rows, heads * head_dim)``."""
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._embedding[tokens].to(self._sum_dtype)
+
+    def _read(self, index: int, layer: _Layer, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Appends one position to the cache of a layer, and returns the layer's output at it, ``(rows, hidden)``."""
+        q, k, v = self._queries_keys_values(x, layer, rotations)
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[:, :, self._length - 1] = k
         values[:, :, self._length - 1] = v
@@ -306,7 +309,7 @@ class FusedDecoder:
             mixed = torch.matmul(scores.softmax(-1), read)
         else:
             mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
-        return mixed.reshape(len(q), -1)
+        return self._mlp(x, mixed.reshape(len(q), -1), layer)
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor
