@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from rllm_core.memory.transformer import FLOAT32
 from rllm_local.cache import Cache
 from rllm_local.decoders import Decoder
 from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
+from rllm_local.precision import matmul_precision
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ FUSED_TOLERANCE = 1e-4
 # For log-probabilities, as a share of the logits' standard deviation: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
+MANY_POSITIONS = 128  # from here on, the precision of passes is faster
 # With this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
 TRANSPOSED_ROWS, TRANSPOSED_TOKENS = 16, 4096
 
@@ -63,11 +66,20 @@ class FusedDecoder:
         model: Model in training.
         dtype: Precision of the products.
         shares_weights: Whether nothing is sampled while weights change, so that embedding and head need no copy.
+        precision: Precision of the products of many positions; None for torch's current one.
     """
 
     title: ClassVar[str] = "fused decoder"
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        *,
+        shares_weights: bool = False,
+        precision: str | None = None,
+    ) -> None:
+        self._precision = precision
         config: Any = model.config
         self._dtype = dtype
         self._sum_dtype: torch.dtype = _inner(model).embed_tokens.weight.dtype
@@ -225,6 +237,14 @@ class FusedDecoder:
         return logits
 
     def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
+        with self._products_of(prompts.numel()):
+            return self._prefill(prompts, chunk, count)
+
+    def _products_of(self, positions: int) -> AbstractContextManager[None]:
+        """Returns a context that computes products of this many positions at once in the faster precision."""
+        return matmul_precision(self._precision if positions >= MANY_POSITIONS else None)
+
+    def _prefill(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape
         group, dim = self._heads // self._kv_heads, self._head_dim
         bias = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)

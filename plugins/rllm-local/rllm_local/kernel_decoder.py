@@ -32,10 +32,10 @@ class KernelDecoder(FusedDecoder):
     _cached: Sequence[torch.Tensor] | None = None
     _turned: torch.Tensor | None = None
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, **options: Any) -> None:
         self._numbers: dict[str, torch.Tensor] = {}
         self._arrays: dict[str, npt.NDArray[np.float32]] = {}
-        super().__init__(model, dtype, shares_weights=shares_weights)
+        super().__init__(model, dtype, **options)
 
     @staticmethod
     def supports(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> bool:
@@ -62,6 +62,11 @@ class KernelDecoder(FusedDecoder):
         keys, values = self._cache.keys[index][chunk], self._cache.values[index][chunk]
         keys.view(len(keys), self._kv_heads, -1, self._head_dim, LANES)[:, :, : blocks.shape[2]] = blocks
         values.view(len(values), self._kv_heads, -1, self._head_dim)[:, :, :tokens] = v
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Decoder`; there is no attention of torch here, which is slower in the other precision."""
+        with self._products_of(len(tokens)):
+            return super().step(tokens)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         rows = len(tokens)

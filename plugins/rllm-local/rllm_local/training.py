@@ -7,7 +7,6 @@ only at its end, when they divide the accumulated gradient. Dividing a step into
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,9 @@ from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
 from rllm_local import attention
 from rllm_local.head import Head
-from rllm_local.model import matmul_precision, trained_parameters
+from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
+from rllm_local.precision import matmul_precision
 from rllm_local.vision import Vision
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class Trainer:
         max_batch_tokens: Maximum positions per forward-backward pass.
         autocast_dtype: Precision of the forward passes; None for the precision of the weights.
         vision: Image reader; None for text only. Gradients flow through it into every trained weight.
-        precision: Precision of the products of training passes if it is not torch's current one, where it suits
-            attention.
+        precision: Precision of the products of passes where it suits attention; None for torch's current one.
 
     Attributes:
         version: Weight version that went live last.
@@ -140,7 +139,7 @@ class Trainer:
         """Adds the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
             suits = attention.suits_medium(micro.token_ids.shape[1], is_masked=micro.visible is not None)
-            with matmul_precision(self.precision) if self.precision and suits else nullcontext():
+            with matmul_precision(self.precision if suits else None):
                 self._add_gradient(micro, [batch.samples[index] for index in micro.samples], entropy_coefficient)
 
     def _add_gradient(self, micro: MicroBatch, samples: Sequence[TrainingSample], entropy_coefficient: float) -> None:

@@ -350,21 +350,21 @@ def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_atte
 
 
 @pytest.mark.parametrize(
-    ("error", "settings", "expected"),
+    ("exact", "settings", "expected"),
     [
-        (1e-7, {}, "medium"),
-        (1e-3, {}, None),
-        (1e-7, {"matmul_precision": "highest"}, None),
-        (1e-7, {"generation": "separated"}, None),
-        (1e-7, {"dtype": "bfloat16"}, None),
+        (True, {}, "medium"),
+        (False, {}, None),
+        (True, {"matmul_precision": "highest"}, None),
+        (True, {"generation": "separated"}, None),
+        (True, {"dtype": "bfloat16"}, None),
     ],
 )
 def test_passes_differ_in_precision_only_where_it_is_exact_and_nothing_is_sampled(
     trainer: Callable[..., Trainer],
     monkeypatch: pytest.MonkeyPatch,
-    error: float,
+    exact: bool,
     settings: dict[str, Any],
     expected: str | None,
 ) -> None:
-    monkeypatch.setattr("rllm_local.model._matmul_error", lambda precision: error)
+    monkeypatch.setattr("rllm_local.model.is_exact", lambda precision: exact)
     assert pass_precision(trainer().model, LocalConfig(device="cpu", **settings)) == expected
