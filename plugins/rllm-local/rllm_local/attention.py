@@ -17,6 +17,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from rllm_local import fast
 from rllm_local.fast import LANES
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 NAME = "rllm_block_causal"
 BLOCK_QUERIES = 64
 TOKENS = range(128, 1025)
+MASKED_TOKENS = 256  # All scores of a masked row of this length fit in little memory.
 KERNEL_TOKENS = range(32, 8193)
 
 
@@ -117,6 +119,11 @@ def kernels_agree() -> bool:
     return agree
 
 
+def suits_medium(tokens: int, *, is_masked: bool) -> bool:
+    """Returns whether rows of this length need no fused attention, which ``medium`` makes ten times slower."""
+    return tokens <= (MASKED_TOKENS if is_masked else TOKENS[-1])
+
+
 def block_causal_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -140,16 +147,20 @@ def block_causal_attention(
         and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
         and all(options.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
     )
-    # Last, because this compiles the kernels, which nothing but training needs.
-    has_kernels = fits and fast.fits(query) and kernels_agree()
-    if not fits or query.shape[2] not in (KERNEL_TOKENS if has_kernels else TOKENS):
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+    tokens, scale = query.shape[2], query.shape[-1] ** -0.5 if scaling is None else scaling
+    avoids_fused = torch.get_float32_matmul_precision() != "highest"
+    mixed: torch.Tensor
+    # The check of the kernels comes last, because it compiles them, which nothing but training needs.
+    if fits and tokens in KERNEL_TOKENS and fast.fits(query) and kernels_agree():
+        mixed = KernelAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    elif fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
+        mixed = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    elif attention_mask is not None and avoids_fused:
+        mixed = eager_attention_forward(module, query, key, value, attention_mask, scale)[0]
+    else:
+        mixed, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
         )
-        return result
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    chosen = KernelAttention if has_kernels else BlockCausalAttention
-    mixed: torch.Tensor = chosen.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return mixed, None
 
 

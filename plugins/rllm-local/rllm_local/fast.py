@@ -20,6 +20,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
+@cache
 def loaded() -> Any:
     """Returns `rllm_local.kernels`, which are compiled on first use on a machine."""
     return importlib.import_module("rllm_local.kernels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from rllm_core.memory.transformer import FLOAT32
 from rllm_local.cache import Cache
 from rllm_local.decoders import Decoder
 from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
+from rllm_local.precision import matmul_precision
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ FUSED_TOLERANCE = 1e-4
 # For log-probabilities, as a share of the logits' standard deviation: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
+MANY_POSITIONS = 128  # from here on, the precision of passes is faster
 # With this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
 TRANSPOSED_ROWS, TRANSPOSED_TOKENS = 16, 4096
 
@@ -63,11 +66,20 @@ class FusedDecoder:
         model: Model in training.
         dtype: Precision of the products.
         shares_weights: Whether nothing is sampled while weights change, so that embedding and head need no copy.
+        precision: Precision of the products of many positions; None for torch's current one.
     """
 
     title: ClassVar[str] = "fused decoder"
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        *,
+        shares_weights: bool = False,
+        precision: str | None = None,
+    ) -> None:
+        self._precision = precision
         config: Any = model.config
         self._dtype = dtype
         self._sum_dtype: torch.dtype = _inner(model).embed_tokens.weight.dtype
@@ -225,6 +237,14 @@ class FusedDecoder:
         return logits
 
     def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
+        with self._products_of(prompts.numel()):
+            return self._prefill(prompts, chunk, count)
+
+    def _products_of(self, positions: int) -> AbstractContextManager[None]:
+        """Returns a context that computes products of this many positions at once in the faster precision."""
+        return matmul_precision(self._precision if positions >= MANY_POSITIONS else None)
+
+    def _prefill(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape
         group, dim = self._heads // self._kv_heads, self._head_dim
         bias = torch.full((tokens, tokens), float("-inf"), device=prompts.device, dtype=self._dtype).triu_(1)
@@ -281,10 +301,9 @@ class FusedDecoder:
             rotations = self._rotations[length - self._padding][:, None]
             self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
-        x = self._embedding[tokens].to(self._sum_dtype)
+        x = self._embedded(tokens)
         for index, layer in enumerate(self._layers):
-            mixed = self._attend(index, *self._queries_keys_values(x, layer, rotations))
-            x = self._mlp(x, mixed, layer)
+            x = self._read(index, layer, x, rotations)
         numbers = rows * len(self._head)
         if len(self._head) < LARGE_VOCABULARY or numbers * FLOAT32 > KEPT_BLOCK_BYTES or x.is_cuda:
             return self._logits(x)
@@ -292,8 +311,12 @@ class FusedDecoder:
             self._kept_logits = torch.empty(numbers)
         return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
 
-    def _attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Appends to the cache of a layer, and returns mixed values of one position, ``(rows, heads * head_dim)``."""
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._embedding[tokens].to(self._sum_dtype)
+
+    def _read(self, index: int, layer: _Layer, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Appends one position to the cache of a layer, and returns the layer's output at it, ``(rows, hidden)``."""
+        q, k, v = self._queries_keys_values(x, layer, rotations)
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[:, :, self._length - 1] = k
         values[:, :, self._length - 1] = v
@@ -306,7 +329,7 @@ class FusedDecoder:
             mixed = torch.matmul(scores.softmax(-1), read)
         else:
             mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
-        return mixed.reshape(len(q), -1)
+        return self._mlp(x, mixed.reshape(len(q), -1), layer)
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor

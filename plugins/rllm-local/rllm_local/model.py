@@ -22,12 +22,12 @@ from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
 from rllm_local.kernel_decoder import KernelDecoder
+from rllm_local.precision import is_exact
 from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 5_000_000
-EXACT_MATMUL_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,22 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     if precision == "auto" and model.device.type == "cuda":
         precision = "high"
     elif precision == "auto":
-        exact = model.device.type == "cpu" and not small and _matmul_error("medium") < EXACT_MATMUL_ERROR
+        exact = model.device.type == "cpu" and not small and is_exact("medium")
         precision = "medium" if exact else "highest"
     return TorchSettings(threads, precision)
+
+
+def pass_precision(model: PreTrainedModel, config: LocalConfig) -> str | None:
+    """Returns the precision of passes over many positions if it differs from that of the other products.
+
+    There, ``medium`` is faster whatever the model's size. No other thread may compute meanwhile.
+    """
+    is_free = config.matmul_precision == "auto" and config.generation == "colocated"
+    is_float32_on_cpu = model.device.type == "cpu" and compute_dtype(config) == torch.float32
+    small = model.num_parameters() < SMALL_MODEL_PARAMETERS
+    if not (is_free and is_float32_on_cpu and small and FusedDecoder.supports(model)):
+        return None
+    return "medium" if is_exact("medium") else None
 
 
 def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
@@ -191,20 +204,6 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **options: Any) ->
     return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def _matmul_error(precision: str) -> float:
-    """Returns the largest relative error of a float32 product at this precision, compared with float64."""
-    before = torch.get_float32_matmul_precision()
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
-    try:
-        torch.set_float32_matmul_precision(precision)
-        product = left @ right
-    finally:
-        torch.set_float32_matmul_precision(before)
-    exact = left.double() @ right.double()
-    return float((product - exact).abs().max() / exact.abs().max())
-
-
 def make_decoder(
     model: PreTrainedModel, config: LocalConfig, *, shares_weights: bool, images: ImageSource | None = None
 ) -> Decoder:
@@ -221,7 +220,7 @@ def make_decoder(
     if FusedDecoder.supports(model):
         kinds = (KernelDecoder, FusedDecoder) if KernelDecoder.supports(model, dtype) else (FusedDecoder,)
         for kind in kinds:
-            fused = kind(model, dtype, shares_weights=shares_weights)
+            fused = kind(model, dtype, shares_weights=shares_weights, precision=pass_precision(model, config))
             with torch.inference_mode():
                 reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
                 if fused.agrees_with(reference, vocabulary_size(model)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +123,7 @@ def generate(
     lengths = limits.copy()
     stopped = np.zeros(len(seeds), np.bool_)
     block = np.empty((0, 0))
-    position, ahead = 0, 1
+    position, ahead, soonest = 0, 1, limits.min()
     while True:
         if is_unwanted():
             raise Unwanted(f"stopped after {position} tokens")
@@ -132,12 +133,16 @@ def generate(
             if position == tokens.shape[1]:
                 tokens = np.pad(tokens, ((0, 0), (0, len(tokens[0]))))
                 logprobs = np.pad(logprobs, ((0, 0), (0, len(logprobs[0]))))
-        alive, at = places.alive, (slice(None), places.row_of, places.slot_of)
-        if places.slots == 1:
+        alive, batch_rows = places.alive, len(logits)
+        at: Any = (slice(None), places.row_of, places.slot_of)
+        if places.slots == 1 and tokens_ahead > 1:
             ahead = min(tokens_ahead, BLOCK_POSITIONS - column, int(limits[alive].max()) - position)
-        batch_rows = len(logits)
-        drawn = np.zeros((ahead, batch_rows, places.slots))
-        drawn[at] = block[alive, column : column + ahead].T
+        drawn = block[alive, column : column + ahead].T
+        if places.slots == 1 and len(alive) == batch_rows:
+            drawn, at = drawn[:, :, None], (slice(None), slice(None), 0)
+        else:
+            drawn, of_alive = np.zeros((ahead, batch_rows, places.slots)), drawn
+            drawn[at] = of_alive
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for uniform in torch.from_numpy(drawn).to(device):
             if found:
@@ -148,18 +153,18 @@ def generate(
         tokens[alive, position : position + ahead] = sampled.T
         logprobs[alive, position : position + ahead] = its_logprobs.T
         position += ahead
-        stops = (sampled[:, :, None] == stop_ids[alive]).any(2)
-        ends = position - ahead + 1 + stops.argmax(0)  # of completions that have stopped
-        has_stopped = stops.any(0) & (ends <= limits[alive])
-        running = ~has_stopped & (limits[alive] > position)
-        chosen = sampled[-1]
-        if not running.all():
+        chosen, stops = sampled[-1], sampled[:, :, None] == stop_ids[alive]
+        if position >= soonest or stops.any():
+            stops = stops.any(2)
+            ends = position - ahead + 1 + stops.argmax(0)  # of completions that have stopped
+            has_stopped = stops.any(0) & (ends <= limits[alive])
+            running = ~has_stopped & (limits[alive] > position)
             lengths[alive[has_stopped]] = ends[has_stopped]
             stopped[alive[has_stopped]] = True
             if not running.any():
                 break
             places.keep(running)
-            chosen = chosen[running]
+            chosen, soonest = chosen[running], limits[places.alive].min()
         parents, read = places.advance(chosen, batch_rows)
         if parents is not None:
             index = torch.from_numpy(parents).to(device)

@@ -20,9 +20,11 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
+from rllm_local import attention
 from rllm_local.head import Head
 from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
+from rllm_local.precision import matmul_precision
 from rllm_local.vision import Vision
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Trainer:
         max_batch_tokens: Maximum positions per forward-backward pass.
         autocast_dtype: Precision of the forward passes; None for the precision of the weights.
         vision: Image reader; None for text only. Gradients flow through it into every trained weight.
+        precision: Precision of the products of passes where it suits attention; None for torch's current one.
 
     Attributes:
         version: Weight version that went live last.
@@ -82,6 +85,7 @@ class Trainer:
     max_batch_tokens: int
     autocast_dtype: torch.dtype | None = None
     vision: Vision | None = None
+    precision: str | None = None
     corrections: Corrections = field(default_factory=lambda: Corrections([]))
     kl: KLConfig | None = None
     version: int = 0
@@ -134,25 +138,29 @@ class Trainer:
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
         """Adds the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
-            logprobs, entropies = self._numbers(micro, entropy=entropy_coefficient > 0)
-            inputs, weights = self._loss_inputs(micro, logprobs)
-            losses = losses_of(self.loss, inputs)
-            if self.kl is not None:
-                assert micro.reference_logprobs is not None  # see `batch`
-                divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
-                losses = losses + self.kl.coefficient * divergence
-                self._sums.divergence += float(divergence.detach().sum())
-            if entropies is not None:
-                losses = losses - entropy_coefficient * entropies
-                self._sums.entropy += float(entropies.detach().sum())
-            shares = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
-            total = (losses * torch.tensor(shares, device=self.device)[inputs.sequence_of_token]).sum()
-            total.backward()  # type: ignore[no-untyped-call]
-            self._sums.loss += float(total.detach())
-            self._sums.trained_tokens += len(logprobs)
-            samples = [batch.samples[index] for index in micro.samples]
-            self._observe(micro, inputs, weights, samples)
-            self._keep(samples, micro.sample_tokens, logprobs, entropies)
+            suits = attention.suits_medium(micro.token_ids.shape[1], is_masked=micro.visible is not None)
+            with matmul_precision(self.precision if suits else None):
+                self._add_gradient(micro, [batch.samples[index] for index in micro.samples], entropy_coefficient)
+
+    def _add_gradient(self, micro: MicroBatch, samples: Sequence[TrainingSample], entropy_coefficient: float) -> None:
+        logprobs, entropies = self._numbers(micro, entropy=entropy_coefficient > 0)
+        inputs, weights = self._loss_inputs(micro, logprobs)
+        losses = losses_of(self.loss, inputs)
+        if self.kl is not None:
+            assert micro.reference_logprobs is not None  # see `batch`
+            divergence = kl_estimate(logprobs, micro.reference_logprobs, self.kl.estimator)
+            losses = losses + self.kl.coefficient * divergence
+            self._sums.divergence += float(divergence.detach().sum())
+        if entropies is not None:
+            losses = losses - entropy_coefficient * entropies
+            self._sums.entropy += float(entropies.detach().sum())
+        shares = [self.aggregation.token_weight(tokens) for tokens in micro.sample_tokens]
+        total = (losses * torch.tensor(shares, device=self.device)[inputs.sequence_of_token]).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        self._sums.loss += float(total.detach())
+        self._sums.trained_tokens += len(logprobs)
+        self._observe(micro, inputs, weights, samples)
+        self._keep(samples, micro.sample_tokens, logprobs, entropies)
 
     def step(self, step: OptimizerStep) -> UpdateResult:
         """Divides the gradient by the counts, clips it, and updates the weights.

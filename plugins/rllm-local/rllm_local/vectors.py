@@ -194,5 +194,10 @@ def _overload(symbol: Any, method: str) -> None:
         return (lambda left, right: apply(left, right)) if left is VECTOR and right is VECTOR else None
 
 
-for _symbol, _method in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for _symbol, _method in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
     _overload(_symbol, _method)

@@ -134,11 +134,17 @@ def test_the_kernels_are_used_only_where_they_fit(monkeypatch: pytest.MonkeyPatc
     assert kind(model, cpu) is FusedDecoder
 
 
-def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def decode(*arguments: Any) -> None:
-        arguments[4][:] = 0.5
+@pytest.mark.parametrize(("name", "result"), [("decode", 7), ("normalise", 3), ("activate", 2)])
+def test_a_wrong_kernel_is_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, result: int
+) -> None:
+    kernels = {kept: getattr(fast.loaded(), kept) for kept in ("decode", "normalise", "activate")}
 
-    monkeypatch.setattr(fast, "loaded", lambda: SimpleNamespace(decode=decode))
+    def wrong(*arguments: Any) -> None:
+        kernels[name](*arguments)
+        arguments[result][:] *= 1.01
+
+    monkeypatch.setattr(fast, "loaded", lambda: SimpleNamespace(**{**kernels, name: wrong}))
     model = model_of("qwen3", 4, 2, 32)
     assert type(make_decoder(model, LocalConfig(device="cpu"), shares_weights=True)) is FusedDecoder
     assert "the fused decoder with the kernels of rllm-local[fast] disagrees" in caplog.text
@@ -163,7 +169,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_compiled_code_is_kept_in_the_cache_of_the_user() -> None:
     kept = {file.name.split("-")[0] for file in (cache_dir() / "kernels").rglob("*.nbi")}
-    assert {"kernels.decode", "kernels.forward", "kernels.backward"} <= kept
+    assert {f"kernels.{name}" for name in ("decode", "normalise", "activate", "forward", "backward")} <= kept
 
 
 @pytest.mark.parametrize(("state", "installed", "said"), [

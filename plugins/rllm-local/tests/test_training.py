@@ -12,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllm_local import fast
+from rllm_local import attention, fast
 from rllm_local.attention import BlockCausalAttention, KernelAttention
-from rllm_local.model import recompute_layers, use_matching_attention
+from rllm_local.config import LocalConfig
+from rllm_local.model import pass_precision, recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
 from rllm_local.training import Trainer
 from transformers import AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from rllm_core.backend import OptimizerStep
@@ -291,24 +293,28 @@ def test_block_causal_attention_equals_torchs(tokens: int, kv_heads: int) -> Non
         assert torch.allclose(left, right, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [BlockCausalAttention, KernelAttention])
-def test_rows_of_any_length_train_alike_with_either_attention(
-    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
-) -> None:
-    monkeypatch.setattr(fast, "is_installed", lambda: kind is KernelAttention)
+def completions(lengths: Sequence[int]) -> list[TrainingSample]:
     rng = np.random.default_rng(0)
-    samples = [
+    return [
         TrainingSample(
             group_id=number,
-            rollout_id=str(number),
+            rollout_id=f"of {length}",
             token_ids=rng.integers(0, 250, length),
             turn_spans=((16, length),),
             logprobs=None,
             advantages=rng.normal(size=length - 16),
             weight_versions=(0,),
         )
-        for number, length in enumerate((40, 140, 150, 300))
+        for number, length in enumerate(lengths)
     ]
+
+
+@pytest.mark.parametrize("kind", [BlockCausalAttention, KernelAttention])
+def test_rows_of_any_length_train_alike_with_either_attention(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
+) -> None:
+    monkeypatch.setattr(fast, "is_installed", lambda: kind is KernelAttention)
+    samples = completions((40, 140, 150, 300))
     plain, blocks = trainer(), trainer()
     use_matching_attention(blocks.model, "highest")
     calls: list[torch.Size] = []
@@ -317,3 +323,48 @@ def test_rows_of_any_length_train_alike_with_either_attention(
     assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
     assert calls
     assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_attention(
+    trainer: Callable[..., Trainer],
+    samples: list[TrainingSample],
+    monkeypatch: pytest.MonkeyPatch,
+    has_kernels: bool,
+) -> None:
+    monkeypatch.setattr(fast, "is_installed", lambda: has_kernels)
+    fused: list[tuple[int, str]] = []
+
+    def attend(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        fused.append((query.shape[2], torch.get_float32_matmul_precision()))
+        return sdpa_attention_forward(module, query, *arguments, **options)
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", attend)
+    too_long = attention.KERNEL_TOKENS[0] + attention.TOKENS[-1]
+    batch = [*samples, *completions((20, 40, 140, too_long + 1))]
+    plain, other = trainer(), trainer(precision="medium")
+    use_matching_attention(other.model, "highest")
+    assert_close(gradient(other, [batch]), gradient(plain, [batch]))
+    assert set(fused) == (set() if has_kernels else {(too_long, "highest")})
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("exact", "settings", "expected"),
+    [
+        (True, {}, "medium"),
+        (False, {}, None),
+        (True, {"matmul_precision": "highest"}, None),
+        (True, {"generation": "separated"}, None),
+        (True, {"dtype": "bfloat16"}, None),
+    ],
+)
+def test_passes_differ_in_precision_only_where_it_is_exact_and_nothing_is_sampled(
+    trainer: Callable[..., Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+    exact: bool,
+    settings: dict[str, Any],
+    expected: str | None,
+) -> None:
+    monkeypatch.setattr("rllm_local.model.is_exact", lambda precision: exact)
+    assert pass_precision(trainer().model, LocalConfig(device="cpu", **settings)) == expected
