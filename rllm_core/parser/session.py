@@ -153,11 +153,6 @@ class ParserSession:
         logs = [*self._closed, (self._tokens, self._spans)]
         return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs if spans)
 
-    @property
-    def recorded(self) -> TokenLog:
-        """Tokens up to the last recorded completion, as a separate log that shares memory with this session."""
-        return self._tokens.prefix(self._answer_span[1])
-
     def begin_after(
         self,
         last: Step,
@@ -170,7 +165,7 @@ class ParserSession:
 
         Args:
             last: Step to continue from.
-            recorded: `recorded` of the other session after the step; belongs to this session from now on.
+            recorded: Tokens of the other session up to the end of the step; belong to this session from now on.
             tools: Tools of the step.
             steps: Function that returns the steps of the other conversation, up to ``last``.
         """
@@ -244,7 +239,7 @@ class ParserSession:
         if pending is None:
             return
         if pending.tokens is self._tokens:  # the engine may still read the longer prompt
-            self._tokens = self.recorded
+            self._tokens = self._tokens.prefix(self._answer_span[1])
         self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:
