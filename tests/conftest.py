@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).with_name("support")))
 
 import pytest
 from forked import Forks, forks
+
+if find_spec("hypothesis"):  # some of the other environments have none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, and no machine is too slow for them.
+    settings.register_profile(
+        "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from benchmarks import virtual_clock
 from rllm_core.assembly.parts import assemble, parts_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import TaskStream, spread
-from rllm_core.config import RolloutConfig
-from rllm_core.engine import EngineBusy, EngineError, TITOCompleter
+from rllm_core.config import RolloutConfig, RunConfig
+from rllm_core.engine import Completer, EngineBusy, EngineError, TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.hosts.inline import Inline
 from rllm_core.limits.request_retries import pause_seconds
@@ -26,8 +26,9 @@ from rllm_core.run_folder.journal import JsonLines, cut_after, read_json_lines
 from rllm_core.run_folder.metrics import MetricsAggregator
 from rllm_core.runs import evaluation
 from rllm_core.training.requests import RequestMerger
-from rllm_core.types import Messages, SamplingParams, Task, token_ids
-from rllm_devkit.scripted import Script, ScriptedEngine
+from rllm_core.training.rollouts import RolloutKey, RolloutRunner
+from rllm_core.types import Episode, Messages, SamplingParams, Task, token_ids
+from rllm_devkit.scripted import Script, ScriptedEngine, ScriptedWorkflow
 
 TASKS = [Task(task_id=str(number)) for number in range(7)]
 
@@ -306,6 +307,26 @@ def test_lockstep_waits_for_every_running_rollout() -> None:
         await third  # a rollout that waits for something else delays the others by the grace time only
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_parser", [True, False])
+def test_rollouts_keep_their_tokens_where_the_engine_takes_tokens(has_parser: bool) -> None:
+    given: list[type] = []
+
+    class Notes(ScriptedWorkflow):
+        async def run(self, task: Task, completer: Completer) -> Episode:
+            given.append(type(completer))
+            raise AssertionError
+
+    async def run() -> None:
+        engine, workflow = ScriptedEngine(), Notes()
+        if not has_parser:
+            engine.parser = None
+        runner = RolloutRunner(Inline.of(workflow), engine, RunConfig(workflow="notes"), lockstep=False)
+        await runner.attempt(workflow.tasks("train")[0], RolloutKey("train", 0, 0))
+
+    asyncio.run(run())
+    assert given == [TITOCompleter if has_parser else Completer]
 
 
 @pytest.mark.parametrize(("outside", "waited"), [(0, 0.02), (1, 2.0)])

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from rllm_renderers.chat_template import ChatTemplateConfig, ChatTemplateParser
 from rllm_renderers.renderer import RendererConfig, RendererParser
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# The same examples in every run, and no machine is too slow for them.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

@@ -5,11 +5,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rllm_core.engine import RolloutEngine, TITOCompleter
 from rllm_core.types import Episode, FinishReason, SamplingParams, Task, TokenInput, TokenOutput, token_ids
 from rllm_core.workflow import Workflow
 from rllm_devkit.scripted import ByteParser
+
+# The same examples in every run, and no machine is too slow for them.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 CUT_OFF = "[cut off]"
 
