@@ -34,7 +34,7 @@ from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
 from rllm_core.text import MAX_TEXT_CHARACTERS, printable_lines
-from rllm_core.third_party_calls import DeadlineExceeded, Worker, within
+from rllm_core.third_party_calls import CallThread, DeadlineExceeded, within
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Observers:
         self._turns = {name: asyncio.Lock() for name in names}
         self._owners = {info.name: info for info in plugins.plugins() if info.status == "loaded"}
         self._copies: dict[str, _Copies] = {name: {} for name in names}
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, CallThread] = {}
 
     def active(self, hook: str) -> bool:
         """Whether any plugin observes ``hook``."""
@@ -170,9 +170,9 @@ class Observers:
             result = await within(limit - (time.monotonic() - start), result)
         return result
 
-    def _worker(self, plugin: str) -> Worker:
+    def _worker(self, plugin: str) -> CallThread:
         if plugin not in self._workers:
-            worker = self._workers[plugin] = Worker(f"observer-{plugin}")
+            worker = self._workers[plugin] = CallThread(f"observer-{plugin}")
             worker.start()
             weakref.finalize(self, worker.close)
         return self._workers[plugin]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rllm_core.types import Step
 
 
-class Call(NamedTuple):
+class CallTime(NamedTuple):
     """A call of a rollout to something outside its workflow.
 
     Attributes:
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Calls:
+class CallTimes:
     """Durations of a rollout and of its calls, in the order in which they ended.
 
     Attributes:
@@ -45,7 +45,7 @@ class Calls:
 
     began: float = field(default_factory=time.perf_counter)
     seconds: float | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallTime] = field(default_factory=list)
     in_progress: int = 0
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ class Calls:
         return {"seconds": None if self.seconds is None else round(self.seconds, 6), "calls": calls}
 
 
-_calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
+_calls: ContextVar[CallTimes | None] = ContextVar("calls", default=None)
 
 
 class timing:
@@ -74,7 +74,7 @@ class timing:
 
     __slots__ = ("_calls", "_token")
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: CallTimes) -> None:
         self._calls = calls
 
     def __enter__(self) -> None:
@@ -86,7 +86,7 @@ class timing:
 
 
 class timed:
-    """Measures a call of the current rollout; see `Call` for the arguments. Outside of rollouts, measures nothing."""
+    """Measures a call of the current rollout, if there is one; see `CallTime` for the arguments."""
 
     __slots__ = ("_calls", "_kind", "_name", "_start")
 
@@ -104,10 +104,10 @@ class timed:
         if calls is not None:
             calls.in_progress -= self._kind != "model"
             ended = time.perf_counter()
-            calls.calls.append(Call(self._kind, self._name, self._start - calls.began, ended - self._start))
+            calls.calls.append(CallTime(self._kind, self._name, self._start - calls.began, ended - self._start))
 
 
-def ended_calls(*calls: Call) -> None:
+def ended_calls(*calls: CallTime) -> None:
     """Adds calls that were measured elsewhere to the current rollout."""
     current = _calls.get()
     if current is not None:

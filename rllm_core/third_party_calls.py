@@ -19,7 +19,7 @@ class DeadlineExceeded(Exception):
     """Third-party code did not return in time."""
 
 
-class Worker(threading.Thread):
+class CallThread(threading.Thread):
     """Thread that makes calls one after another, in a copy of its creator's context.
 
     A daemon: a hanging call must not keep the process from ending.

@@ -19,8 +19,8 @@ from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
 from rllm_core.hosts.elsewhere import no_interpreter
 from rllm_core.hosts.worker import ASK_FOR_STACK
+from rllm_core.hosts.worker_handle import Link, Worker
 from rllm_core.hosts.worker_pool import WorkerPool
-from rllm_core.hosts.workers import Link, Worker
 from rllm_core.sandbox import ProcessKeeper
 
 STACK_SECONDS = 1.0

@@ -91,7 +91,7 @@ class SampledStep(Message, tag="step"):
     control_tokens: int = 0
 
 
-class Answer(Message, tag="answer"):
+class CallAnswered(Message, tag="answer"):
     """Answers a call.
 
     Attributes:

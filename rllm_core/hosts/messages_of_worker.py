@@ -53,8 +53,8 @@ class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True
     repeat: int = 0
 
 
-class Call(Message, tag="call"):
-    """Asks the model for the next message of a conversation. The run answers with `Answer` or `CallFailed`.
+class ModelCall(Message, tag="call"):
+    """Asks the model for the next message of a conversation. The run answers with `CallAnswered` or `CallFailed`.
 
     With ``counts``, it asks for the length of the prompt instead, and the run answers with `Counted` or `CallFailed`.
 

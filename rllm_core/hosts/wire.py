@@ -15,7 +15,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from rllm_core.hosts.messages_of_run import (
-    Answer,
+    CallAnswered,
     CallFailed,
     Cancel,
     Close,
@@ -31,7 +31,6 @@ from rllm_core.hosts.messages_of_run import (
 )
 from rllm_core.hosts.messages_of_worker import (
     Broken,
-    Call,
     Cancelling,
     Closed,
     Conversations,
@@ -43,6 +42,7 @@ from rllm_core.hosts.messages_of_worker import (
     Fork,
     GiveUp,
     Listed,
+    ModelCall,
     Opened,
     Ready,
     ReturnedStep,
@@ -54,9 +54,9 @@ from rllm_core.hosts.messages_of_worker import (
 )
 
 __all__ = [
-    "Answer",
+    "CallAnswered",
     "Broken",
-    "Call",
+    "ModelCall",
     "CallFailed",
     "Cancel",
     "Cancelling",
@@ -108,8 +108,8 @@ _LENGTH = struct.Struct(">I")
 _BIG_INTEGER = 1  # extension type: JSON has integers of more than 64 bits, MessagePack does not
 
 Listing = ListTasks | FetchTasks | FetchConversations
-FromRun = Open | Start | Answer | Counted | Spelled | CallFailed | Cancel | Listing | Close
-OfRollout = Call | Spell | GiveUp | Cancelling | Ended | Failed
+FromRun = Open | Start | CallAnswered | Counted | Spelled | CallFailed | Cancel | Listing | Close
+OfRollout = ModelCall | Spell | GiveUp | Cancelling | Ended | Failed
 OfListing = Listed | Fetched | Conversations | Unlisted
 FromWorker = Ready | Opened | Broken | OfRollout | OfListing | Settled | Fatal | Closed
 

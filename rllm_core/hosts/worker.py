@@ -27,7 +27,7 @@ from rllm_core.errors import UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.pacing import Paced
 from rllm_core.hosts.rollout_failures import failure_of
-from rllm_core.hosts.running import RunningRollout
+from rllm_core.hosts.worker_side_rollout import RunningRollout
 from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed
 from rllm_core.providers import resolve
@@ -83,7 +83,7 @@ class WorkerSession:
 
     def _receive(self, message: wire.FromRun) -> None:
         match message:
-            case wire.Answer() | wire.Counted() | wire.Spelled() | wire.CallFailed():
+            case wire.CallAnswered() | wire.Counted() | wire.Spelled() | wire.CallFailed():
                 if rollout := self._rollouts.get(message.rollout):
                     rollout.answered(message)
             case wire.Start():

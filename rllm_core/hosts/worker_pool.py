@@ -20,7 +20,7 @@ from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, Place, RolloutHost
 from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.hosts.pacing import Paced
-from rllm_core.hosts.workers import Worker
+from rllm_core.hosts.worker_handle import Worker
 from rllm_core.limits.timeouts import GRACE_SECONDS
 
 CLOSE_SECONDS = GRACE_SECONDS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rllm_core.parser.contract import MaskMethod, ParserContract, ToolSpec
+from rllm_core.parser.contract import MaskMethod, ParserInterface, ToolSpec
 from rllm_core.parser.session import ParserSession
 from rllm_core.parser.supervised import MaskedTokens, tokenize_and_mask
 from rllm_core.types import MessageLike
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-class BaseParser(ParserContract):
+class BaseParser(ParserInterface):
     """Base class of parsers: a contract to implement for one model family, and the methods that the core adds to it."""
 
     @classmethod

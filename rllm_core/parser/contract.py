@@ -16,7 +16,7 @@ ToolSpec = Mapping[str, Any]
 MaskMethod = Literal["cumulative", "stepwise", "hf_template"]
 
 
-class ParserContract(ABC):
+class ParserInterface(ABC):
     """Converts messages to prompt ids, and completion ids to a message, for one model family.
 
     With the prompt ``p = render(m)`` and a completion ``c`` sampled for it, a parser guarantees:

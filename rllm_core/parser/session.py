@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rllm_core.parser.appended import Appended, ids_after
 from rllm_core.parser.completion import ParsedCompletion
-from rllm_core.parser.contract import ParserContract, ToolSpec
+from rllm_core.parser.contract import ParserInterface, ToolSpec
 from rllm_core.parser.same_message import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
@@ -78,7 +78,7 @@ class ParserSession:
 
     def __init__(
         self,
-        parser: ParserContract,
+        parser: ParserInterface,
         *,
         tools: Sequence[ToolSpec] | None = None,
         on_break: Literal["segment", "raise"] = "segment",

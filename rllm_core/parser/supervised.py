@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
-from rllm_core.parser.contract import MaskMethod, ParserContract, ToolSpec
+from rllm_core.parser.contract import MaskMethod, ParserInterface, ToolSpec
 from rllm_core.parser.segments import Turn
 from rllm_core.parser.session import ParserSession
 from rllm_core.types import MessageLike, Messages, PlacedMedia, TokenIds, freeze, starts_with, token_ids
@@ -45,7 +45,7 @@ class MaskedTokens:
 
 
 def tokenize_and_mask(
-    parser: ParserContract,
+    parser: ParserInterface,
     messages: Sequence[MessageLike],
     *,
     tools: Sequence[ToolSpec] | None = None,
@@ -81,7 +81,7 @@ def _learned(messages: Sequence[MessageLike]) -> dict[int, bool]:
 
 
 def _alone(
-    parser: ParserContract, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None
+    parser: ParserInterface, conversation: Messages, index: int, tools: Sequence[ToolSpec] | None
 ) -> MaskedTokens:
     """Returns the row of one assistant message, with the template's rendering of everything before it as prompt."""
     before = conversation[:index]
@@ -100,7 +100,7 @@ class _WrittenSession(ParserSession):
 
 
 def _as_rolled_out(
-    parser: ParserContract, conversation: Messages, learned: Mapping[int, bool], tools: Sequence[ToolSpec] | None
+    parser: ParserInterface, conversation: Messages, learned: Mapping[int, bool], tools: Sequence[ToolSpec] | None
 ) -> list[MaskedTokens]:
     """Returns one row per unbroken token sequence of a rollout that would sample these assistant messages."""
     session = _WrittenSession(parser, tools=tools)
@@ -123,7 +123,7 @@ def _as_rolled_out(
 
 
 def _completion(
-    parser: ParserContract, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
+    parser: ParserInterface, conversation: Messages, index: int, prompt: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> TokenIds:
     """Returns the tokens that an assistant message adds to its prompt, up to and including the stop token."""
     whole = token_ids(parser.render(conversation[: index + 1], tools=tools, add_generation_prompt=False))
@@ -156,7 +156,7 @@ def _completion(
 
 
 def _opener(
-    parser: ParserContract, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
+    parser: ParserInterface, conversation: Messages, index: int, whole: TokenIds, tools: Sequence[ToolSpec] | None
 ) -> int | None:
     """Returns the first token of the message after an assistant's; some model families stop by sampling it."""
     following = conversation[index + 1 : index + 2]

@@ -32,7 +32,7 @@ _learned: dict[tuple[str, str, str], Candidate] = {}
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """A line in a plugin's or the user's code.
 
     Attributes:
@@ -102,7 +102,7 @@ def learn(candidates: Iterable[Candidate]) -> None:
             _owners.cache_clear()
 
 
-def place_of(error: BaseException) -> Place | None:
+def place_of(error: BaseException) -> CodePlace | None:
     """Returns the last line of plugin or user code in an error's traceback, or None.
 
     Searches causes and groups if the traceback itself contains only the core and libraries.
@@ -110,7 +110,7 @@ def place_of(error: BaseException) -> Place | None:
     return place_among(_frames(error))
 
 
-def place_among(frames: Iterable[Frame]) -> Place | None:
+def place_among(frames: Iterable[Frame]) -> CodePlace | None:
     """Returns the first frame in plugin or user code; ``frames`` are sorted innermost first."""
     return next((place for frame in frames if (place := _place(frame)) is not None), None)
 
@@ -121,17 +121,17 @@ def passed_through(error: BaseException, *packages: str) -> bool:
     return any(f"{frame.module}.".startswith(inside) for frame in _frames(error))
 
 
-def place_in(dump: str) -> Place | None:
+def place_in(dump: str) -> CodePlace | None:
     """Like `place_of`, for output of `faulthandler`. Falls back to the last frame in any code."""
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', dump.rpartition(DUMP_BEGINS)[2], flags=re.MULTILINE)
     frames = [Frame(file, int(line), function, _module_of(file)) for file, line, function in found]
     for frame in frames:
         if (place := _place(frame)) is not None:
             return place
-    return Place(frames[0].file, frames[0].line, frames[0].function) if frames else None
+    return CodePlace(frames[0].file, frames[0].line, frames[0].function) if frames else None
 
 
-def defined_at(what: Callable[..., Any] | type) -> Place | None:
+def defined_at(what: Callable[..., Any] | type) -> CodePlace | None:
     """Returns where a function or class is defined; None if the place is unknown, or in the core or a library."""
     frame = definition(what)
     return _place(frame) if frame is not None else None
@@ -172,17 +172,17 @@ def located(error: BaseException, distribution: str | None = None) -> str:
 
 def blamed_json(error: BaseException, owner: Owner | None = None) -> dict[str, Any]:
     """Like `blamed`, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``, ``error``."""
-    return (_known(error, owner) or Place("", 0, "")).to_json(one_line(error))
+    return (_known(error, owner) or CodePlace("", 0, "")).to_json(one_line(error))
 
 
-def _known(error: BaseException, owner: Owner | None) -> Place | None:
+def _known(error: BaseException, owner: Owner | None) -> CodePlace | None:
     place = place_of(error)
     if owner is None or (place is not None and place.plugin is not None):
         return place
     if place is None:
-        return Place("", 0, "", owner.name, owner.package, owner.version)
+        return CodePlace("", 0, "", owner.name, owner.package, owner.version)
     if place.distribution in (None, owner.package):  # several plugins share the package, or the code is in none
-        return Place(place.file, place.line, place.function, owner.name, owner.package, owner.version)
+        return CodePlace(place.file, place.line, place.function, owner.name, owner.package, owner.version)
     return place
 
 
@@ -218,7 +218,7 @@ def _frames(error: BaseException) -> Iterator[Frame]:
     yield from raised
 
 
-def _place(frame: Frame) -> Place | None:
+def _place(frame: Frame) -> CodePlace | None:
     top = frame.module.partition(".")[0]
     if top == CORE or frame.file.startswith("<"):
         return None
@@ -227,10 +227,10 @@ def _place(frame: Frame) -> Place | None:
         label = {(owner.package, owner.version) for owner in owners}
         distribution, version = label.pop() if len(label) == 1 else (None, None)
         plugin = _nearest(frame.module, owners)
-        return Place(_from_package(frame.file, top), frame.line, frame.function, plugin, distribution, version)
+        return CodePlace(_from_package(frame.file, top), frame.line, frame.function, plugin, distribution, version)
     if _is_library(frame.file):
         return None
-    return Place(_from_here(frame.file), frame.line, frame.function)
+    return CodePlace(_from_here(frame.file), frame.line, frame.function)
 
 
 @cache

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.plugins.blame import Place, blamed, place_in
+from rllm_core.plugins.blame import CodePlace, blamed, place_in
 from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.listing import PluginInfo
 from rllm_core.plugins.loading import DECLARED_API_VERSION
@@ -77,7 +77,7 @@ class NoReport(str):
         place: Code that the child was running.
     """
 
-    place: Place | None = None
+    place: CodePlace | None = None
 
 
 def probe_all(plugins: Sequence[PluginInfo], deadline_seconds: float, commands: Collection[str]) -> list[Health]:
@@ -114,7 +114,7 @@ def _probe(
     arguments = [plugin.package, plugin.name, plugin.value, *commands]
     found = run_child(arguments, deadline_seconds, running)
     if isinstance(found, str):
-        place = found.place or Place("", 0, "", plugin.name, plugin.package, plugin.version)
+        place = found.place or CodePlace("", 0, "", plugin.name, plugin.package, plugin.version)
         return Health(replace(plugin, status="broken", error=found, failure=place.to_json(str(found))))
     lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
     return Health(**{**found, **lists, "plugin": PluginInfo(**found["plugin"])})
@@ -168,14 +168,14 @@ def run_child(
     return found
 
 
-def _no_report(what: str, place: Place | None, said: str = "") -> NoReport:
+def _no_report(what: str, place: CodePlace | None, said: str = "") -> NoReport:
     where = f"; it was in {place.function} ({place.where})" if place is not None else ""
     reason = NoReport(f"{what}{where}" + (f": {said}" if said else ""))
     reason.place = place
     return reason
 
 
-def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> Place | None:
+def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> CodePlace | None:
     """Asks a process that uses `report` where its main thread is; None if the process does not answer in time."""
     child.send_signal(ASKED_WHERE)
     latest = time.monotonic() + LATEST_ANSWER_SECONDS

@@ -10,7 +10,7 @@ from rllm_core.types import Episode
 NONE, SOME, ALL = "groups_solved_by_none", "groups_solved_by_some", "groups_solved_by_all"
 
 
-class Difficulty:
+class DifficultyCounts:
     """Counts groups by how many of their rollouts solved the task.
 
     Includes the groups filtered since the last step: with ``filter_uniform_groups``, in nearly all trained groups only

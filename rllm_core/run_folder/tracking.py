@@ -16,7 +16,7 @@ from functools import partial
 
 from rllm_core.config import RunConfig
 from rllm_core.plugins.blame import blamed
-from rllm_core.third_party_calls import Worker
+from rllm_core.third_party_calls import CallThread
 from rllm_core.tracker import Cell, Status, Tracker
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Trackers:
         self._note = note
         self._noted: set[str] = set()
         self._trackers = dict(trackers)
-        self._workers = {name: Worker(f"tracker-{name}") for name in trackers}
+        self._workers = {name: CallThread(f"tracker-{name}") for name in trackers}
 
     @property
     def hung(self) -> list[str]:

@@ -9,7 +9,7 @@ from rllm_core.algorithms.grouping import FilterReason
 from rllm_core.costs import Tally, collecting
 from rllm_core.errors import RunError, UserError
 from rllm_core.limits.timeouts import stop
-from rllm_core.run_folder.difficulty import Difficulty
+from rllm_core.run_folder.difficulty import DifficultyCounts
 from rllm_core.training.failures import CircuitBreaker, Quarantine
 from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey
@@ -38,7 +38,7 @@ class Generation:
         self.coordinator = parts.coordinator
         self.stream = parts.stream
         self.groups_since_step = 0
-        self.difficulty = Difficulty()
+        self.difficulty = DifficultyCounts()
         self.quarantine = Quarantine(parts.config.rollout.quarantine_after_groups)
         self._breaker = CircuitBreaker(parts.config.rollout)
         self._next_ordinal = 0

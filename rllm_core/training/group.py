@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.grouping import FilterReason, GroupOf, by_role, filter_reason, group_trajectories
-from rllm_core.scope import Calls
+from rllm_core.scope import CallTimes
 from rllm_core.types import Episode, Trajectory, TrajectoryGroup
 
 OBJECT_BYTES = 500
@@ -38,13 +38,13 @@ class Group:
     rollouts: int
     dispatched_version: int = 0
     ended: dict[int, Episode] = field(default_factory=dict)
-    calls: dict[int, Calls] = field(default_factory=dict)
+    calls: dict[int, CallTimes] = field(default_factory=dict)
     unscored: list[int] = field(default_factory=list)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     left_out: int = 0
     filtered: FilterReason | None = None
 
-    def add(self, episode: Episode, calls: Calls | None = None) -> None:
+    def add(self, episode: Episode, calls: CallTimes | None = None) -> None:
         """Adds a rollout that has ended.
 
         Raises:

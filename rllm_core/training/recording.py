@@ -24,7 +24,7 @@ from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.groups import PerStep, RecordedGroup, RecordedRollout, chosen
 from rllm_core.run_folder.recorded import GROUPS, INDEX, TIMINGS, IndexedGroup
 from rllm_core.run_folder.token_texts import TokenTexts
-from rllm_core.scope import Calls
+from rllm_core.scope import CallTimes
 from rllm_core.training.group import Group
 from rllm_core.training.rollouts import Rollout
 from rllm_core.types import Episode, Floats, Task, TrainingSample
@@ -205,7 +205,7 @@ class Recording:
         of_rollout = {name: [each[name] for each in trajectories] for name in names}
         return RecordedRollout(episode, "trained", "trained", **of_rollout)
 
-    def _write(self, group: RecordedGroup, calls: Mapping[int, Calls]) -> None:
+    def _write(self, group: RecordedGroup, calls: Mapping[int, CallTimes]) -> None:
         line, groups = group.to_json(), self._lines[GROUPS]
         offset = groups.size
         groups.write_text(line)

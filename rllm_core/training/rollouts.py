@@ -20,7 +20,7 @@ from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
-from rllm_core.scope import Calls, RolloutScope, timing
+from rllm_core.scope import CallTimes, RolloutScope, timing
 from rllm_core.seeds import derive_seed
 from rllm_core.training.acceptance import accept
 from rllm_core.training.requests import RequestMerger
@@ -75,7 +75,7 @@ class Attempt:
 
     episode: Episode
     is_final: bool = False
-    calls: Calls = field(default_factory=Calls)
+    calls: CallTimes = field(default_factory=CallTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Rollout:
 
     episode: Episode
     failed: list[Episode] = field(default_factory=list)
-    calls: Calls = field(default_factory=Calls)
+    calls: CallTimes = field(default_factory=CallTimes)
 
 
 class RolloutRunner:
@@ -129,7 +129,7 @@ class RolloutRunner:
         self.slots = Slots(min(most, host.capacity or most))
         self._timer = SharedTimer(config.rollout.rollout_timeout_seconds)
         self._pid = os.getpid()
-        self._calls: set[Calls] = set()  # of rollouts in this process
+        self._calls: set[CallTimes] = set()  # of rollouts in this process
         self._running: set[asyncio.Task[Episode]] = set()  # including those that ignored their cancellation
         self._lingering: set[RolloutScope] = set()  # scopes of ended rollouts that still have requests in the engine
         self._settled = asyncio.Event()  # set when no scope is lingering any more
@@ -179,7 +179,7 @@ class RolloutRunner:
 
     async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
-        calls, tally = Calls(), Tally(current())
+        calls, tally = CallTimes(), Tally(current())
         try:
             with collecting(tally):
                 return await self._attempt(task, key, calls, tally)
@@ -189,7 +189,7 @@ class RolloutRunner:
                 tally.add(kind, kind != SAMPLING, seconds=call.seconds)  # completers count those
             tally.close(rollout=key.rollout_id)
 
-    async def _attempt(self, task: Task, key: RolloutKey, calls: Calls, tally: Tally) -> Attempt:
+    async def _attempt(self, task: Task, key: RolloutKey, calls: CallTimes, tally: Tally) -> Attempt:
         is_validation = key.purpose != "train"
         async with self.slots.place(priority=is_validation), self.host.place() as place:
             self.merger.rollout_started()
@@ -239,7 +239,7 @@ class RolloutRunner:
         await self.merger.aclose()
 
     async def _limited(
-        self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: Calls, tally: Tally
+        self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: CallTimes, tally: Tally
     ) -> Attempt:
         """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
@@ -274,7 +274,9 @@ class RolloutRunner:
                 self._lingering.add(scope)
         return self._outcome(task, work)
 
-    async def _work(self, place: Place, task: Task, completer: Completer, scope: RolloutScope, calls: Calls) -> Episode:
+    async def _work(
+        self, place: Place, task: Task, completer: Completer, scope: RolloutScope, calls: CallTimes
+    ) -> Episode:
         try:
             # Accept (copy) immediately, so that later changes by the workflow cannot affect the run.
             with timing(calls):

@@ -11,7 +11,7 @@ import pytest
 from pages import ROOT, Page
 from protocol import FROM_RUN, FROM_WORKER, PAGE, PARTS, page, tag
 
-from rllm_core.hosts import running, wire, worker, worker_pool, workers
+from rllm_core.hosts import wire, worker, worker_handle, worker_pool
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory
 from rllm_devkit import reference
@@ -42,9 +42,9 @@ def test_the_numbers_are_those_of_the_core() -> None:
     text = PROTOCOL.text
     assert f"**version {wire.VERSION}**" in text
     assert f"at most {wire.MAX_FRAME_BYTES:,} bytes" in text
-    assert f"has not ended {workers.CANCEL_SECONDS:g} s after `cancel`" in text
+    assert f"has not ended {worker_handle.CANCEL_SECONDS:g} s after `cancel`" in text
     assert f"`closed` {worker_pool.CLOSE_SECONDS:g} s after `close`" in text
-    assert f"more than {workers.MAX_OUTPUT_BYTES >> 20} MiB" in text
+    assert f"more than {worker_handle.MAX_OUTPUT_BYTES >> 20} MiB" in text
     assert f"(on Linux, {int(worker.ASK_FOR_STACK)})" in text
     assert signal.SIGRTMAX - worker.ASK_FOR_STACK == 2
 
@@ -58,7 +58,7 @@ def test_the_fields_of_records_are_complete() -> None:
     for what, fields in rows:
         record = what.strip() or record
         found.setdefault(record, set()).update(re.findall(r"`(\w+)`", fields))
-    assert found["episode"] == Episode.model_fields.keys() - running._SET_BY_RUN
+    assert found["episode"] == Episode.model_fields.keys() - worker_side_rollout._SET_BY_RUN
     assert found["trajectory"] == Trajectory.model_fields.keys() - {"steps"}
     assert found["step"] == {"reward", "token_rewards", "advantages", "metadata"} < Step.model_fields.keys()
     table = section.partition("| reason | when |")[2]

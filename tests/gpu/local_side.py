@@ -19,7 +19,7 @@ from rllm_local.engine import LocalEngine
 from rllm_local.fused import FusedDecoder
 from rllm_local.model import autocast_dtype, load_model, make_decoder, max_cache_positions, recompute_layers
 from rllm_local.sampler import Completion, Request, generate
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.builtin.losses import PPOClip
@@ -44,7 +44,7 @@ class Side:
         config: Any = self.model.config
         self.vocabulary: int = config.vocab_size
         self.decoder = make_decoder(self.model, local, shares_weights=True)
-        self.trainer = Trainer(
+        self.trainer = LocalTrainer(
             model=self.model,
             loss=PPOClip(),
             aggregation=Aggregation("token_mean"),

@@ -16,7 +16,7 @@ from hosted import play
 
 from rllm_core.engine import EngineError
 from rllm_core.hosts import wire
-from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
+from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
 from rllm_core.scope import RolloutScope
 from rllm_core.types import Step, TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
@@ -25,9 +25,9 @@ from tests.hosts.workflows import TOOLS
 
 def test_a_call_after_one_that_failed_names_its_tools_again() -> None:
     """The run may have kept the tools of the failed call."""
-    calls: list[wire.Call] = []
+    calls: list[wire.ModelCall] = []
 
-    async def ask(call: wire.Call) -> wire.SampledStep:
+    async def ask(call: wire.ModelCall) -> wire.SampledStep:
         calls.append(call)
         if len(calls) == 2:
             raise EngineError("503")

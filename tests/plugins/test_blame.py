@@ -15,7 +15,7 @@ import pytest
 from hostile_site import distribution
 
 from rllm_core.builtin import sandboxes as of_the_core
-from rllm_core.plugins.blame import Place, blamed, blamed_json, defined_at, learn, place_of
+from rllm_core.plugins.blame import CodePlace, blamed, blamed_json, defined_at, learn, place_of
 from rllm_core.plugins.discovery import Candidate, find_plugins
 
 SOURCE = """\
@@ -71,7 +71,7 @@ def raised(call: Callable[[], Any]) -> BaseException:
 
 def test_the_last_frame_of_the_plugin_is_named_and_not_that_of_the_library_it_calls(maze: ModuleType) -> None:
     error = raised(lambda: maze.fails("{"))
-    assert place_of(error) == Place("blamed_maze/env.py", 6, "fails", "maze", "rllm-maze", "1.2")
+    assert place_of(error) == CodePlace("blamed_maze/env.py", 6, "fails", "maze", "rllm-maze", "1.2")
     assert blamed(error).startswith("plugin 'maze' (rllm-maze 1.2), blamed_maze/env.py:6: JSONDecodeError: Expecting")
     assert blamed_json(error) == {
         "plugin": "maze",

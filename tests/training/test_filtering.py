@@ -13,7 +13,7 @@ import pytest
 from rllm_core.assembly.parts import Parts
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
-from rllm_core.run_folder.difficulty import ALL, NONE, SOME, Difficulty
+from rllm_core.run_folder.difficulty import ALL, NONE, SOME, DifficultyCounts
 from rllm_core.types import Episode
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch, ScriptedEngine
 from rllm_viewer.verify import verify
@@ -230,11 +230,11 @@ def episodes(*is_correct: bool | None) -> list[Episode]:
 
 
 def test_difficulty_by_hand() -> None:
-    difficulty = Difficulty()
+    difficulty = DifficultyCounts()
     difficulty.filtered(episodes(True, True))
     difficulty.filtered(episodes(False, False))
     difficulty.filtered(episodes(None, None))
-    restored = Difficulty()
+    restored = DifficultyCounts()
     restored.load_state_dict(json.loads(json.dumps(difficulty.state_dict())))
     step = [episodes(False, True), episodes(True, None), episodes(None)]
     assert difficulty.take(step) == restored.take(step) == {NONE: 0.25, SOME: 0.25, ALL: 0.5}

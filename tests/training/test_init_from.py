@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Run, RunScripted
+
 from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError, RunError

@@ -264,11 +264,11 @@ def test_nothing_is_recorded_if_nothing_is_wanted(run_scripted: Any) -> None:
 
 
 def test_rewards_and_tools_have_durations(run_scripted: Any, tmp_path: Path) -> None:
-    from rllm_core.scope import Calls, timed, timing
+    from rllm_core.scope import CallTimes, timed, timing
 
     with timed("tool", "outside of a rollout"):
         pass
-    calls = Calls()
+    calls = CallTimes()
     with timing(calls):
         with pytest.raises(ValueError, match="wrong"), timed("tool", "search"):
             raise ValueError("wrong")

@@ -19,7 +19,7 @@ import pytest
 import torch
 from conversations import conversations, written
 from omegaconf import OmegaConf
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from rllm_renderers.chat_template import ChatTemplateParser
 from rllm_verl.supervised import SupervisedDataset, create_sft_dataset
 from torch.utils.data import DistributedSampler
@@ -209,7 +209,7 @@ def samples_of(dataset: SupervisedDataset, indices: Sequence[int]) -> list[Train
 
 def loss_on_local(model: Path, samples: Sequence[TrainingSample]) -> float:
     """Loss per target token before any step."""
-    trainer = Trainer(
+    trainer = LocalTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train(False),
         loss=CrossEntropy(),
         aggregation=Aggregation("token_mean"),

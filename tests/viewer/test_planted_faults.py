@@ -8,10 +8,10 @@ from pathlib import Path
 
 import demo_runs
 import pytest
+from conftest import served, show
 from playwright.sync_api import Page
 
 from benchmarks import planted_faults
-from conftest import served, show
 
 FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, list[str]]]] = {
     # The answer that equals the expected one has the lowest reward, and the wrong one the highest.

@@ -11,7 +11,7 @@ from rllm_gateway.history import History
 
 
 @dataclass(slots=True)
-class Call:
+class ClientCall:
     """A client's call, in whatever dialect it was made.
 
     Attributes:
@@ -44,7 +44,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class AnswerNode:
     """A sampled answer in its conversation: a node of the rollout's forest.
 
     Attributes:
@@ -61,10 +61,10 @@ class Answer:
     step: Step
     history: History
     text: str
-    before: Answer | None
+    before: AnswerNode | None
     model: str
     is_delivered: bool = False
-    after: list[Answer] = field(default_factory=list)
+    after: list[AnswerNode] = field(default_factory=list)
     tokens: Sequence[bytes] = ()
 
     @property

@@ -14,9 +14,9 @@ from rllm_core.engine import Completer, EngineBusy, Terminated
 from rllm_core.scope import RolloutEnded
 from rllm_core.types import Episode, FinishReason, MessageView, Step, Task, TerminationReason, Trajectory
 from rllm_gateway.bodies import Bodies
-from rllm_gateway.calls import Answer, Call, up_to_stop_text
-from rllm_gateway.errors import BadRequest, Busy, Failed, Forbidden, Refused, TooLong
-from rllm_gateway.forest import Forest, Place
+from rllm_gateway.calls import AnswerNode, ClientCall, up_to_stop_text
+from rllm_gateway.errors import BadRequest, Busy, CallFault, CallRefused, Forbidden, TooLong
+from rllm_gateway.forest import Forest, ForestPlace
 from rllm_gateway.history import History
 
 MAX_ALTERNATIVES = 64
@@ -74,7 +74,7 @@ class Endpoint:
         self.socket = socket
         self._options = options
         self.bodies = Bodies()
-        self._recorded: dict[bytes, list[Answer]] = {}
+        self._recorded: dict[bytes, list[AnswerNode]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._too_long: Terminated | None = None
         self._is_open = True
@@ -137,15 +137,15 @@ class Endpoint:
         """
         try:
             yield
-        except Refused as refused:
+        except CallRefused as refused:
             self.counts[f"refused_{refused.status // 100}xx"] += 1
             raise
         except Exception as error:
             self.counts["refused_5xx"] += 1
             self.failure = self.failure or error
-            raise Failed(f"{type(error).__name__}: {error}") from error
+            raise CallFault(f"{type(error).__name__}: {error}") from error
 
-    async def answer(self, call: Call) -> list[Answer]:
+    async def answer(self, call: ClientCall) -> list[AnswerNode]:
         """Samples the answers to a call. A retry gets the answers of the call that it repeats.
 
         Raises:
@@ -163,7 +163,7 @@ class Endpoint:
             if not self._running:
                 self._since = time.monotonic()
 
-    async def _answer(self, call: Call) -> list[Answer]:
+    async def _answer(self, call: ClientCall) -> list[AnswerNode]:
         self._check(call)
         recorded = self._recorded.get(call.digest)
         if call.is_retry and recorded is not None:
@@ -182,7 +182,7 @@ class Endpoint:
         self._recorded[call.digest] = answers
         return answers
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: ClientCall) -> None:
         if not self._is_open:
             raise Forbidden("the rollout is over", code="rollout_ended")
         if not len(call.history):
@@ -192,7 +192,7 @@ class Endpoint:
         if call.max_tokens is not None and call.max_tokens < 1:
             raise BadRequest(f"the maximum number of tokens must be at least 1, not {call.max_tokens}")
 
-    async def _sampled(self, call: Call) -> list[Answer]:
+    async def _sampled(self, call: ClientCall) -> list[AnswerNode]:
         place = self._placed(call)
         before, said = place.before, call.history.digest
         messages = self._prompt(place)
@@ -229,7 +229,7 @@ class Endpoint:
             raise self._refusal(error) from error
         return [self._added(call, step, before, spelled) for step, spelled in zip(steps, tokens, strict=True)]
 
-    async def count(self, call: Call) -> int:
+    async def count(self, call: ClientCall) -> int:
         """Returns the number of prompt tokens of a call.
 
         Raises:
@@ -244,17 +244,17 @@ class Endpoint:
         except Exception as error:
             raise self._refusal(error) from error
 
-    def _prompt(self, place: Place) -> MessageView:
+    def _prompt(self, place: ForestPlace) -> MessageView:
         prompt = place.prompt(hide_system=self._options.hide_system)
         if not prompt:
             raise BadRequest("the conversation has only system messages, which are hidden from the model")
         return prompt
 
-    def _tools(self, call: Call, before: Answer | None) -> list[dict[str, Any]] | None:
+    def _tools(self, call: ClientCall, before: AnswerNode | None) -> list[dict[str, Any]] | None:
         tools = None if self._options.hide_tools else call.tools
         return tools or ([] if before is not None else None)
 
-    def _placed(self, call: Call) -> Place:
+    def _placed(self, call: ClientCall) -> ForestPlace:
         if call.after is None:
             return self.forest.place(call.history)
         try:
@@ -264,16 +264,16 @@ class Endpoint:
         call.history = _with_instructions(before.history, call.instructions).extended(call.history.since(0))
         return self.forest.place(call.history, named=before)
 
-    def _added(self, call: Call, step: Step, before: Answer | None, tokens: Sequence[bytes]) -> Answer:
+    def _added(self, call: ClientCall, step: Step, before: AnswerNode | None, tokens: Sequence[bytes]) -> AnswerNode:
         text = up_to_stop_text(step.text, call.stop_texts)
         spoken = {"role": "assistant", "content": text, "tool_calls": list(step.response.get("tool_calls") or ())}
         if (reasoning := step.response.get("reasoning_content")) is not None:
             spoken["reasoning_content"] = reasoning
-        answer = Answer(step, call.history.extended([spoken]), text, before, call.model, tokens=tokens)
+        answer = AnswerNode(step, call.history.extended([spoken]), text, before, call.model, tokens=tokens)
         self.forest.add(answer)
         return answer
 
-    def _refusal(self, error: Exception) -> Refused:
+    def _refusal(self, error: Exception) -> CallRefused:
         """Returns the error for the client, and keeps errors that the agent cannot have caused."""
         if isinstance(error, Terminated) and error.reason is TerminationReason.MAX_PROMPT_TOKENS:
             self._too_long = error  # the agent may shorten its history and continue
@@ -283,7 +283,7 @@ class Endpoint:
         self.failure = self.failure or error
         if isinstance(error, EngineBusy):
             return Busy(str(error))
-        return Failed(f"{type(error).__name__}: {error}")
+        return CallFault(f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """Closes the endpoint: cancels running calls, and closes connections whose answers are still unread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that is answered with a status other than 200.
 
     Attributes:
@@ -21,24 +21,24 @@ class Refused(Exception):
         self.code = code if code is not None else self.code
 
 
-class BadRequest(Refused):
+class BadRequest(CallRefused):
     """The request is invalid, or asks for something unsupported."""
 
 
-class TooLong(Refused):
+class TooLong(CallRefused):
     """The prompt is longer than allowed. Agents that compact their history recognize the code."""
 
     code = "context_length_exceeded"
 
 
-class TooLarge(Refused):
+class TooLarge(CallRefused):
     """The body is larger than allowed."""
 
     status = 413
     kind = "request_too_large"
 
 
-class UnknownRollout(Refused):
+class UnknownRollout(CallRefused):
     """The secret belongs to no running rollout."""
 
     status = 401
@@ -46,28 +46,28 @@ class UnknownRollout(Refused):
     code = "invalid_api_key"
 
 
-class Forbidden(Refused):
+class Forbidden(CallRefused):
     """The rollout reached a limit, or the request comes from outside. Not 429, because SDKs retry that."""
 
     status = 403
     kind = "permission_error"
 
 
-class NotFound(Refused):
+class NotFound(CallRefused):
     """The path does not exist."""
 
     status = 404
     kind = "not_found_error"
 
 
-class Failed(Refused):
+class CallFault(CallRefused):
     """The engine, the parser or the gateway failed. The rollout fails even if the agent handles the error."""
 
     status = 500
     kind = "server_error"
 
 
-class Busy(Failed):
+class Busy(CallFault):
     """The engine stayed unavailable through all of the run's retries."""
 
     status = 503

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_core.types import MessageView
-from rllm_gateway.calls import Answer
+from rllm_gateway.calls import AnswerNode
 from rllm_gateway.history import History
 
 
@@ -26,22 +26,22 @@ class Forest:
     """
 
     def __init__(self) -> None:
-        self.roots: list[Answer] = []
+        self.roots: list[AnswerNode] = []
         self.rewritten = 0
-        self._by_said: dict[bytes, list[Answer]] = defaultdict(list)
-        self._by_id: dict[str, Answer] = {}
+        self._by_said: dict[bytes, list[AnswerNode]] = defaultdict(list)
+        self._by_id: dict[str, AnswerNode] = {}
         self._numbers: dict[bytes, set[int]] = defaultdict(set)
 
-    def __getitem__(self, answer_id: str) -> Answer:
+    def __getitem__(self, answer_id: str) -> AnswerNode:
         return self._by_id[answer_id]
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AnswerNode) -> None:
         """Adds an answer."""
         self._by_said[answer.history.digest].append(answer)
         self._by_id[answer.id] = answer
         (self.roots if answer.before is None else answer.before.after).append(answer)
 
-    def place(self, history: History, *, named: Answer | None = None) -> Place:
+    def place(self, history: History, *, named: AnswerNode | None = None) -> ForestPlace:
         """Finds the answer that a conversation continues from.
 
         Args:
@@ -52,11 +52,11 @@ class Forest:
             if message["role"] == "assistant" and (candidates := self._by_said.get(digest)):
                 answer = named if named in candidates else self._chosen(candidates, message)
                 self.rewritten += is_rewritten(answer, message)
-                return Place(answer, history.since(length), message)
-        return Place(None, history.since(0))
+                return ForestPlace(answer, history.since(length), message)
+        return ForestPlace(None, history.since(0))
 
     @staticmethod
-    def _chosen(candidates: Sequence[Answer], shown: Mapping[str, Any]) -> Answer:
+    def _chosen(candidates: Sequence[AnswerNode], shown: Mapping[str, Any]) -> AnswerNode:
         """Chooses among equal answers: by the tool call ids that the client shows, else with fewest successors."""
         ids = [call["id"] for call in shown.get("tool_calls") or ()]
         return min(
@@ -78,7 +78,7 @@ class Forest:
         """Releases the number of a call that got no answer."""
         self._numbers[said].discard(number)
 
-    def paths(self) -> Iterator[Answer]:
+    def paths(self) -> Iterator[AnswerNode]:
         """Yields the answers that a client received, conversation by conversation, with branches after their trunk."""
         waiting = self.roots[::-1]
         while waiting:
@@ -92,7 +92,7 @@ class Forest:
         return Counter(root.model for root in self.roots)
 
 
-def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
+def is_rewritten(answer: AnswerNode, shown: Mapping[str, Any]) -> bool:
     """Whether a client shows an answer differently from how it was sent; missing reasoning does not count."""
     sent = {"content": answer.text, "tool_calls": list(answer.calls), "reasoning_content": answer.reasoning}
     shown = {"reasoning_content": answer.reasoning} | dict(shown)
@@ -100,7 +100,7 @@ def is_rewritten(answer: Answer, shown: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ForestPlace:
     """Where a call belongs in the forest.
 
     Attributes:
@@ -109,7 +109,7 @@ class Place:
         shown: That answer, as the client repeats it.
     """
 
-    before: Answer | None
+    before: AnswerNode | None
     added: Sequence[Mapping[str, Any]]
     shown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -135,7 +135,7 @@ class Place:
         return self.before.step.messages.extended([self.before.step.response, *added])
 
 
-def _renamed(answer: Answer, shown: Mapping[str, Any]) -> dict[str, str]:
+def _renamed(answer: AnswerNode, shown: Mapping[str, Any]) -> dict[str, str]:
     """Maps the call ids that the client shows to the policy's: to the same id, or else by position."""
     own = [call["id"] for call in answer.calls]
     theirs = [call["id"] for call in shown.get("tool_calls") or ()]

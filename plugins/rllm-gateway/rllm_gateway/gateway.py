@@ -13,10 +13,10 @@ import msgspec
 
 from rllm_core.engine import Completer
 from rllm_gateway.bodies import Form
-from rllm_gateway.calls import Answer, Call
+from rllm_gateway.calls import AnswerNode, ClientCall
 from rllm_gateway.dialects import anthropic, chat, refusals, responses
 from rllm_gateway.endpoint import MAX_REQUEST_BYTES, Endpoint, Options
-from rllm_gateway.errors import Forbidden, NotFound, Refused, TooLarge, UnknownRollout
+from rllm_gateway.errors import CallRefused, Forbidden, NotFound, TooLarge, UnknownRollout
 from rllm_gateway.response import EVENTS, JSON, KEEP_ALIVE, KEEP_ALIVE_SECONDS, MAX_BODY_BYTES, Response
 
 SECRET_BYTES = 18
@@ -36,10 +36,10 @@ class Dialect(NamedTuple):
     """
 
     form: Form
-    read: Callable[..., Call]
-    written: Callable[[Call, Sequence[Answer]], dict[str, Any]]
-    events: Callable[[Call, Sequence[Answer], Mapping[str, Any]], Iterator[tuple[str | None, Any]]]
-    failed: Callable[[Refused], tuple[str | None, Any]]
+    read: Callable[..., ClientCall]
+    written: Callable[[ClientCall, Sequence[AnswerNode]], dict[str, Any]]
+    events: Callable[[ClientCall, Sequence[AnswerNode], Mapping[str, Any]], Iterator[tuple[str | None, Any]]]
+    failed: Callable[[CallRefused], tuple[str | None, Any]]
 
 
 DIALECTS = {
@@ -139,7 +139,7 @@ class Gateway:
         error = refusals.of_anthropic if of_anthropic else refusals.of_openai
         try:
             return await self._handle(method, path, headers, body)
-        except Refused as refused:
+        except CallRefused as refused:
             return Response(refused.status, msgspec.json.encode(error(refused)), JSON | NO_RETRY)
 
     async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
@@ -166,7 +166,9 @@ class Gateway:
         response.sending = endpoint.sending
         return response
 
-    async def _answered(self, endpoint: Endpoint, dialect: Dialect, call: Call, fields: Mapping[str, Any]) -> Response:
+    async def _answered(
+        self, endpoint: Endpoint, dialect: Dialect, call: ClientCall, fields: Mapping[str, Any]
+    ) -> Response:
         with endpoint.failing():
             answers = await endpoint.answer(call)
             content, kind = _content(dialect, call, answers, fields)
@@ -219,14 +221,14 @@ async def _streamed(answered: Coroutine[Any, Any, Response], dialect: Dialect) -
 async def _rest(task: asyncio.Task[Response], dialect: Dialect) -> Response:
     try:
         return await task
-    except Refused as refused:
+    except CallRefused as refused:
         return Response(200, _lines([dialect.failed(refused)]), dict(EVENTS))
     finally:
         task.cancel()
 
 
 def _content(
-    dialect: Dialect, call: Call, answers: Sequence[Answer], request: Mapping[str, Any]
+    dialect: Dialect, call: ClientCall, answers: Sequence[AnswerNode], request: Mapping[str, Any]
 ) -> tuple[bytes, dict[str, str]]:
     if not request.get("stream"):
         return msgspec.json.encode(dialect.written(call, answers)), JSON

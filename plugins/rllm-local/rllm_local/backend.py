@@ -53,7 +53,7 @@ from rllm_local.model import (
     vocabulary_size,
 )
 from rllm_local.starter import Conversations, starter_model
-from rllm_local.training import LocalBatch, Trainer
+from rllm_local.training import LocalBatch, LocalTrainer
 from rllm_local.vision import ImageSource, Vision, image_source
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._engine: LocalEngine | None = None
         self._reference_engine: tuple[LocalEngine, PreTrainedModel] | None = None
         self._images: ImageSource | None = None
-        self._trainer: Trainer | None = None
-        self._reference: Trainer | None = None
+        self._trainer: LocalTrainer | None = None
+        self._reference: LocalTrainer | None = None
         self._initial: Path | None = None  # weights of another run, which this run starts from
         self._initial_adapters: list[torch.Tensor] = []
         self._batch_tokens = 0
@@ -196,9 +196,9 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         model = self._initial_model()
         return self._engine_for(model, self._engine.parser, shares_weights=True), model
 
-    def _trainer_for(self, model: PreTrainedModel) -> Trainer:
+    def _trainer_for(self, model: PreTrainedModel) -> LocalTrainer:
         kl = self.config.algorithm.kl
-        return Trainer(
+        return LocalTrainer(
             model=model,
             loss=policy_loss(self.config, self.plugins),
             aggregation=aggregation_of(self.config),
@@ -258,7 +258,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             self._reference = self._load_reference()
         return self._reference.logprobs(samples)
 
-    def _load_reference(self) -> Trainer:
+    def _load_reference(self) -> LocalTrainer:
         return self._trainer_for(self._initial_model())
 
     def _initial_model(self) -> PreTrainedModel:
@@ -355,7 +355,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._engine = self._reference_engine = self._trainer = self._reference = None
 
-    def _allocated(self) -> Trainer:
+    def _allocated(self) -> LocalTrainer:
         if self._trainer is None:
             raise RunError("backend 'local' has not been initialized")
         return self._trainer
@@ -370,11 +370,11 @@ class LocalBackend(BackendProtocol[LocalBatch]):
 
 
 @torch.no_grad()
-def _copies(trainer: Trainer) -> list[torch.Tensor]:
+def _copies(trainer: LocalTrainer) -> list[torch.Tensor]:
     return [parameter.clone() for parameter in trainer.parameters.values()]
 
 
 @torch.no_grad()
-def _replace(trainer: Trainer, weights: Sequence[torch.Tensor]) -> None:
+def _replace(trainer: LocalTrainer, weights: Sequence[torch.Tensor]) -> None:
     for parameter, values in zip(trainer.parameters.values(), weights, strict=True):
         parameter.copy_(values)

@@ -29,7 +29,7 @@ from rllm_core.types import (
 )
 from rllm_local.decoders import Decoder
 from rllm_local.memory import CACHE_STEP_POSITIONS, advice
-from rllm_local.sampler import Completion, Request, Scoring, generate, score
+from rllm_local.sampler import Completion, Request, ScoreRequest, generate, score
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ GPU_TOKENS_AHEAD = 16  # between copies to the host, each of which waits for the
 
 @dataclass(frozen=True)
 class _Waiting:
-    request: Request | Scoring
+    request: Request | ScoreRequest
     future: asyncio.Future[Any]
 
     @property
@@ -50,7 +50,7 @@ class _Waiting:
     @property
     def positions(self) -> int:
         """Positions that each row takes in the cache; a scored sequence keeps none."""
-        if isinstance(self.request, Scoring):
+        if isinstance(self.request, ScoreRequest):
             return 0
         return len(self.request.prompt_ids) + self.request.params.max_response_tokens
 
@@ -157,11 +157,11 @@ class LocalEngine(RolloutEngine):
         if not 1 <= start < len(tokens):
             raise EngineError(f"engine {self.name!r} cannot score tokens {start} to {len(tokens)} of a sequence")
         self.check_prompt(tokens, 0)
-        [waiting] = self._enqueue([Scoring(tokens, start)])
+        [waiting] = self._enqueue([ScoreRequest(tokens, start)])
         known: Floats = await waiting.future
         return known
 
-    def _enqueue(self, requests: Sequence[Request | Scoring]) -> list[_Waiting]:
+    def _enqueue(self, requests: Sequence[Request | ScoreRequest]) -> list[_Waiting]:
         if self._is_closed:
             raise EngineError(f"engine {self.name!r} is shut down")
         loop = asyncio.get_running_loop()
@@ -229,14 +229,14 @@ class LocalEngine(RolloutEngine):
                 item.future.set_result(done.result()[position])
         loop.call_soon(self._start_batch, loop)
 
-    def _run(self, batch: list[Request | Scoring]) -> list[Any]:
+    def _run(self, batch: list[Request | ScoreRequest]) -> list[Any]:
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             try:
                 return self._run_on_stream(batch)
             finally:
                 self._decoder.release()
 
-    def _run_on_stream(self, batch: list[Request | Scoring]) -> list[Any]:
+    def _run_on_stream(self, batch: list[Request | ScoreRequest]) -> list[Any]:
         with self._lock:
             loaded, self._loaded = self._loaded, None
         if loaded is not None:
@@ -247,7 +247,7 @@ class LocalEngine(RolloutEngine):
             self._decoder.use(weights)
             if self._stream is not None:
                 self._stream.synchronize()
-        scorings = [item for item in batch if isinstance(item, Scoring)]
+        scorings = [item for item in batch if isinstance(item, ScoreRequest)]
         if scorings:
             return score(
                 self._decoder,

@@ -61,7 +61,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreRequest:
     """A request for the log-probabilities of given tokens.
 
     Attributes:
@@ -184,7 +184,7 @@ def generate(
 @torch.inference_mode()
 def score(
     decoder: Decoder,
-    scorings: Sequence[Scoring],
+    scorings: Sequence[ScoreRequest],
     device: torch.device,
     *,
     vocabulary_size: int,

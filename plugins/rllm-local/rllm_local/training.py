@@ -54,7 +54,7 @@ class _Sums:
 
 
 @dataclass
-class Trainer:
+class LocalTrainer:
     """Trains one model.
 
     Args:

@@ -18,7 +18,7 @@ from rllm_core.builtin.losses import CrossEntropy
 from rllm_core.config import OptimizerConfig
 from rllm_core.errors import RunError
 from rllm_core.types import TrainingSample, token_ids
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 
 Conversation = list[dict[str, Any]]
 SAY_EVERY_SECONDS = 5.0
@@ -47,7 +47,7 @@ def warm_start(
         RunError: If the loss does not reach the target.
     """
     optimizer_config = OptimizerConfig(learning_rate=settings["learning_rate"], warmup_steps=settings["warmup_steps"])
-    trainer = Trainer(
+    trainer = LocalTrainer(
         model=model.train(False),
         loss=CrossEntropy(),
         aggregation=Aggregation("token_mean"),

@@ -23,7 +23,7 @@ import rllm_local
 import rllm_renderers
 import torch
 from rllm_local.backend import LocalBackend
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM
 
 from rllm_core import hookimpl, providers
@@ -108,8 +108,8 @@ def gradient(model_folder: Path) -> Callable[..., npt.NDArray[np.float64]]:
     """Returns the gradient of one step; ``spread`` is the distance from sampling policy to trained policy."""
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
 
-    def trainer(loss: str) -> Trainer:
-        return Trainer(
+    def trainer(loss: str) -> LocalTrainer:
+        return LocalTrainer(
             model=model,
             loss=LOSSES[loss](LOSS_OPTIONS.get(loss, {})),
             aggregation=Aggregation("token_mean"),

@@ -14,7 +14,7 @@ from rllm_local import memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.head import Head
 from rllm_local.model import load_model
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_core.algorithms.aggregation import Aggregation
@@ -38,7 +38,7 @@ TINY = {
 }
 
 
-def trainer_of(model: Any, loss: PolicyLoss | None = None, **options: Any) -> Trainer:
+def trainer_of(model: Any, loss: PolicyLoss | None = None, **options: Any) -> LocalTrainer:
     defaults: dict[str, Any] = {
         "aggregation": Aggregation("token_mean"),
         "temperature": 0.7,
@@ -46,18 +46,18 @@ def trainer_of(model: Any, loss: PolicyLoss | None = None, **options: Any) -> Tr
         "share_prefixes": True,
         "max_batch_tokens": 4096,
     }
-    return Trainer(model=model, loss=loss or PPOClip(), **{**defaults, **options})
+    return LocalTrainer(model=model, loss=loss or PPOClip(), **{**defaults, **options})
 
 
 @pytest.fixture
-def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Trainer, int], None]:
-    def limit(trainer: Trainer, nodes: int) -> None:
+def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalTrainer, int], None]:
+    def limit(trainer: LocalTrainer, nodes: int) -> None:
         monkeypatch.setattr(memory, "CPU_CHUNK_LOGITS", nodes * trainer.model.get_output_embeddings().weight.shape[0])
 
     return limit
 
 
-def results(trainer: Trainer, samples: Sequence[TrainingSample], entropy: float) -> tuple[torch.Tensor, ...]:
+def results(trainer: LocalTrainer, samples: Sequence[TrainingSample], entropy: float) -> tuple[torch.Tensor, ...]:
     """Returns log-probabilities, entropies and the gradient, which is reset."""
     trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=False), entropy)
     measures = [trainer._sums.tokens[sample.sample_id] for sample in samples]
@@ -70,7 +70,7 @@ def results(trainer: Trainer, samples: Sequence[TrainingSample], entropy: float)
     return torch.tensor(logprobs), torch.tensor(without_gradient), torch.tensor(entropies), found
 
 
-def assert_same_in_chunks(trainer: Trainer, samples: Sequence[TrainingSample], limit: Any, entropy: float) -> None:
+def assert_same_in_chunks(trainer: LocalTrainer, samples: Sequence[TrainingSample], limit: Any, entropy: float) -> None:
     plain = results(trainer, samples, entropy)
     limit(trainer, CHUNK_NODES)
     chunked = results(trainer, samples, entropy)

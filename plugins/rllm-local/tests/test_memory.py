@@ -19,7 +19,7 @@ from rllm_local.fused import FusedDecoder
 from rllm_local.memory import advice, estimate
 from rllm_local.model import max_cache_positions, recompute_layers
 from rllm_local.sampler import Request, generate
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_core.algorithms.aggregation import Aggregation
@@ -130,8 +130,8 @@ def allocated(tensors: Any) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def trainer_of(model_type: str, dtype: str) -> Trainer:
-    return Trainer(
+def trainer_of(model_type: str, dtype: str) -> LocalTrainer:
+    return LocalTrainer(
         model=AutoModelForCausalLM.from_config(config_of(model_type)).eval(),
         loss=PPOClip(),
         aggregation=Aggregation("token_mean"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM
 
 from rllm_core import providers
@@ -66,8 +66,8 @@ def configured(run_config: Build) -> Build:
 
 
 @pytest.fixture
-def trainer_of(model_folder: Path) -> Callable[..., Trainer]:
-    def build(config: RunConfig, **options: Any) -> Trainer:
+def trainer_of(model_folder: Path) -> Callable[..., LocalTrainer]:
+    def build(config: RunConfig, **options: Any) -> LocalTrainer:
         defaults: dict[str, Any] = {
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
             "loss": policy_loss(config, PLUGINS),
@@ -79,13 +79,13 @@ def trainer_of(model_folder: Path) -> Callable[..., Trainer]:
             "max_batch_tokens": 4096,
             "version": VERSION,
         }
-        return Trainer(**{**defaults, **options})
+        return LocalTrainer(**{**defaults, **options})
 
     return build
 
 
 def trained(
-    trainer: Trainer,
+    trainer: LocalTrainer,
     config: RunConfig,
     passes: Sequence[Sequence[TrainingSample]],
     *,
@@ -127,7 +127,7 @@ def approximately(metrics: dict[str, float]) -> Any:
 @pytest.mark.parametrize("correction", [None, *CORRECTIONS])
 @pytest.mark.parametrize("loss", ["reinforce", "ppo_clip"])
 def test_its_own_forward_pass_is_the_proximal_policy(
-    trainer_of: Callable[..., Trainer],
+    trainer_of: Callable[..., LocalTrainer],
     configured: Build,
     samples: list[TrainingSample],
     loss: str,
@@ -154,7 +154,7 @@ def test_its_own_forward_pass_is_the_proximal_policy(
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("correction", ["sequence_tis", "geometric_rejection"])
 def test_layout_cuts_and_order_change_nothing(
-    trainer_of: Callable[..., Trainer],
+    trainer_of: Callable[..., LocalTrainer],
     configured: Build,
     samples: list[TrainingSample],
     loss: str,
@@ -180,7 +180,7 @@ def test_layout_cuts_and_order_change_nothing(
 
 
 def test_a_sample_that_nobody_knows_the_origin_of_is_on_policy_in_any_company(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     config = configured(loss="reinforce", proximal_policy="forward", corrections=("token_tis",))
     mixed = [s.model_copy(update={"logprobs": None}) if number % 2 else s for number, s in enumerate(samples)]
@@ -218,7 +218,7 @@ def of_version(samples: Sequence[TrainingSample], version: int) -> list[Training
 
 
 def test_tokens_of_the_live_version_have_the_ratio_to_what_sampled_them(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     fresh = of_version(samples, VERSION)
     gradients = []
@@ -229,7 +229,7 @@ def test_tokens_of_the_live_version_have_the_ratio_to_what_sampled_them(
 
 
 def test_interpolation_ends_at_the_forward_pass(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     """For older tokens, the proximal policy is closer to the policy in training."""
     forward = configured(loss="ppo_clip", proximal_policy="forward", corrections=("token_tis",))
@@ -245,7 +245,7 @@ def test_interpolation_ends_at_the_forward_pass(
 
 
 def test_interpolated_logprobs_lie_between(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     config = configured(proximal_policy="interpolated")
     loss = Seen()
@@ -272,7 +272,7 @@ def test_interpolated_logprobs_lie_between(
 
 
 def test_clipped_tokens_are_counted_by_sign_and_age(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     config = configured(loss="ppo_clip")
     trainer = trainer_of(config)
@@ -304,7 +304,7 @@ def test_clipped_tokens_are_counted_by_sign_and_age(
 
 
 def test_what_is_masked_cannot_be_clipped(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     config = configured(loss="ppo_clip", proximal_policy="interpolated", corrections=("icepop",))
     loss = Seen()
@@ -331,7 +331,7 @@ def with_reference(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
 def test_divergence_and_entropy_are_exact_however_they_are_cut(
-    trainer_of: Callable[..., Trainer],
+    trainer_of: Callable[..., LocalTrainer],
     configured: Build,
     samples: list[TrainingSample],
     estimator: Any,
@@ -378,7 +378,7 @@ def test_divergence_and_entropy_are_exact_however_they_are_cut(
 
 
 def test_a_divergence_of_zero_is_a_number(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     trainer = trainer_of(configured(), kl=KLConfig(coefficient=0.3), share_prefixes=False, max_batch_tokens=1)
     given = [
@@ -390,7 +390,7 @@ def test_a_divergence_of_zero_is_a_number(
 
 
 def test_a_divergence_from_nothing_is_an_error(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     trainer = trainer_of(configured(), kl=KLConfig(coefficient=0.3))
     partly = [*with_reference(samples[:5]), *samples[5:]]
@@ -403,7 +403,7 @@ def test_a_divergence_from_nothing_is_an_error(
 
 
 def test_where_ratios_begin_has_to_be_known(
-    trainer_of: Callable[..., Trainer], configured: Build, samples: list[TrainingSample]
+    trainer_of: Callable[..., LocalTrainer], configured: Build, samples: list[TrainingSample]
 ) -> None:
     unknown = samples[0].model_copy(update={"logprobs": None})
     turns = len(unknown.turn_spans)

@@ -13,7 +13,7 @@ from rllm_local.decoders import TransformersDecoder
 from rllm_local.fused import FusedDecoder
 from rllm_local.model import load_model, make_decoder
 from rllm_local.sampler import Request, generate
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_core.algorithms.aggregation import Aggregation
@@ -54,7 +54,7 @@ def saved(folder: Path, model_type: str, **options: Any) -> Path:
 
 def differences(model: PreTrainedModel, decoder: Any) -> np.ndarray:
     """Returns differences between sampled and trained log-probabilities, as shares of ``SPREAD``."""
-    trainer = Trainer(
+    trainer = LocalTrainer(
         model=model,
         loss=ReinforceLoss(),
         aggregation=Aggregation("token_mean"),

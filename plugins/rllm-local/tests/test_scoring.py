@@ -15,7 +15,7 @@ import torch
 from rllm_local.config import LocalConfig
 from rllm_local.decoders import TransformersDecoder
 from rllm_local.fused import FusedDecoder
-from rllm_local.sampler import Scoring, score
+from rllm_local.sampler import ScoreRequest, score
 from rllm_local.standalone import StandaloneEngine
 from rllm_local.starter import make_model, make_tokenizer
 from rllm_renderers.chat_template import ChatTemplateParser
@@ -36,11 +36,11 @@ def model(model_folder: Path) -> Any:
 
 
 @pytest.fixture
-def scorings() -> list[Scoring]:
+def scorings() -> list[ScoreRequest]:
     rng = np.random.default_rng(0)
     made = []
     for length, start in ((2, 1), (40, 39), (40, 1), (7, 3), (300, 120), (299, 298)):
-        made.append(Scoring(token_ids(rng.integers(10, 250, length)), start))
+        made.append(ScoreRequest(token_ids(rng.integers(10, 250, length)), start))
     return made
 
 
@@ -54,7 +54,7 @@ def plainly(model: Any, tokens: TokenIds, start: int) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("kind", ["fused", "transformers"])
 @pytest.mark.parametrize("positions", [4096, 64])
 def test_log_probabilities_are_those_of_the_model(
-    model: Any, scorings: list[Scoring], kind: str, positions: int, monkeypatch: pytest.MonkeyPatch
+    model: Any, scorings: list[ScoreRequest], kind: str, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm_local.sampler.SCORED_POSITIONS", positions)
     decoder = FusedDecoder(model, torch.float32) if kind == "fused" else TransformersDecoder(model, shared=True)

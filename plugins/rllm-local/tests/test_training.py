@@ -17,7 +17,7 @@ from rllm_local.attention import BlockCausalAttention, KernelAttention
 from rllm_local.config import LocalConfig
 from rllm_local.model import pass_precision, recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -32,8 +32,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def trainer(model_folder: Path) -> Callable[..., Trainer]:
-    def build(**options: Any) -> Trainer:
+def trainer(model_folder: Path) -> Callable[..., LocalTrainer]:
+    def build(**options: Any) -> LocalTrainer:
         defaults: dict[str, Any] = {
             "model": AutoModelForCausalLM.from_pretrained(model_folder).eval(),
             "loss": ReinforceLoss(),
@@ -43,19 +43,19 @@ def trainer(model_folder: Path) -> Callable[..., Trainer]:
             "share_prefixes": True,
             "max_batch_tokens": 4096,
         }
-        return Trainer(**{**defaults, **options})
+        return LocalTrainer(**{**defaults, **options})
 
     return build
 
 
-def gradient(trainer: Trainer, passes: Sequence[Sequence[TrainingSample]], entropy: float = 0.01) -> torch.Tensor:
+def gradient(trainer: LocalTrainer, passes: Sequence[Sequence[TrainingSample]], entropy: float = 0.01) -> torch.Tensor:
     for samples in passes:
         trainer.forward_backward(trainer.batch(samples, skip_zero_advantages=entropy == 0), entropy)
     return torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None])
 
 
 def reference_gradient(
-    trainer: Trainer, samples: Sequence[TrainingSample], temperature: float, entropy: float
+    trainer: LocalTrainer, samples: Sequence[TrainingSample], temperature: float, entropy: float
 ) -> torch.Tensor:
     """Reference implementation: one sample at a time, with all logits."""
     total = torch.zeros(())
@@ -78,7 +78,7 @@ def assert_close(left: torch.Tensor, right: torch.Tensor) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_and_padded_gradients_equal_the_plain_one(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample], temperature: float, attention: str
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample], temperature: float, attention: str
 ) -> None:
     packed, padded = (trainer(share_prefixes=share, temperature=temperature) for share in (True, False))
     for built in (packed, padded):
@@ -90,7 +90,7 @@ def test_packed_and_padded_gradients_equal_the_plain_one(
 
 @pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16])
 def test_layers_that_are_computed_again_change_nothing(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample], autocast_dtype: torch.dtype | None
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample], autocast_dtype: torch.dtype | None
 ) -> None:
     calls: list[torch.nn.Module] = []
     kept, recomputed = (trainer(autocast_dtype=autocast_dtype) for _ in range(2))
@@ -106,7 +106,7 @@ def test_layers_that_are_computed_again_change_nothing(
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40, 100])
 def test_micro_batches_change_nothing(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample], max_batch_tokens: int
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample], max_batch_tokens: int
 ) -> None:
     whole = gradient(trainer(), [samples])
     assert_close(gradient(trainer(max_batch_tokens=max_batch_tokens), [samples]), whole)
@@ -114,13 +114,13 @@ def test_micro_batches_change_nothing(
 
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_accumulation_over_passes_equals_one_pass(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample], aggregation: str
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample], aggregation: str
 ) -> None:
     whole, parts = (trainer(aggregation=Aggregation(aggregation, 7)) for _ in range(2))
     assert_close(gradient(parts, [samples[:4], samples[4:9], samples[9:]]), gradient(whole, [samples]))
 
 
-def test_aggregations_divide_as_they_say(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
+def test_aggregations_divide_as_they_say(trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]) -> None:
     counts = OptimizerStep(step=1, total_steps=1, samples=13, sampled_tokens=95, trajectories=13)
     lengths = np.concatenate([[s.sampled_tokens] * s.sampled_tokens for s in samples])
     losses = -np.concatenate([s.advantages for s in samples])
@@ -137,7 +137,7 @@ def test_aggregations_divide_as_they_say(trainer: Callable[..., Trainer], sample
 
 
 def test_zero_advantages_are_skipped_without_changing_the_gradient(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample]
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]
 ) -> None:
     zeroed = [
         s.model_copy(update={"advantages": np.zeros_like(s.advantages)}) if i % 2 else s for i, s in enumerate(samples)
@@ -152,7 +152,7 @@ def test_zero_advantages_are_skipped_without_changing_the_gradient(
 
 
 def test_a_step_without_gradient_still_moves_the_momentum(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample]
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]
 ) -> None:
     built = trainer()
     counts = OptimizerStep(step=1, total_steps=3, samples=13, sampled_tokens=95, trajectories=13)
@@ -164,14 +164,14 @@ def test_a_step_without_gradient_still_moves_the_momentum(
     assert not torch.equal(before, built.model.get_input_embeddings().weight)
 
 
-def test_ppo_clip_with_shared_nodes(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
+def test_ppo_clip_with_shared_nodes(trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]) -> None:
     """Duplicates share a node but keep their own ratios and advantages."""
     loss = PPOClip()
     packed, padded = (gradient(trainer(loss=loss, share_prefixes=share), [samples]) for share in (True, False))
     assert_close(packed, padded)
 
 
-def test_logprobs_of_every_token(trainer: Callable[..., Trainer], samples: list[TrainingSample]) -> None:
+def test_logprobs_of_every_token(trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]) -> None:
     packed, padded = (trainer(share_prefixes=share).logprobs(samples) for share in (True, False))
     for sample, left, right in zip(samples, packed, padded, strict=True):
         assert left.shape == right.shape == (sample.sampled_tokens,)
@@ -252,7 +252,7 @@ def test_the_tree_shows_every_token_its_own_past(data: st.DataObject) -> None:
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample]
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]
 ) -> None:
     built = trainer()
     before = [p.detach().clone() for p in built.parameters.values()]
@@ -264,7 +264,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(
 
 
 def test_a_loss_that_needs_rollout_logprobs_says_so(
-    trainer: Callable[..., Trainer], samples: list[TrainingSample]
+    trainer: Callable[..., LocalTrainer], samples: list[TrainingSample]
 ) -> None:
     built = trainer(loss=PPOClip())
     unknown = samples[0].model_copy(update={"logprobs": None})
@@ -311,7 +311,7 @@ def completions(lengths: Sequence[int]) -> list[TrainingSample]:
 
 @pytest.mark.parametrize("kind", [BlockCausalAttention, KernelAttention])
 def test_rows_of_any_length_train_alike_with_either_attention(
-    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
+    trainer: Callable[..., LocalTrainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
 ) -> None:
     monkeypatch.setattr(fast, "is_installed", lambda: kind is KernelAttention)
     samples = completions((40, 140, 150, 300))
@@ -327,7 +327,7 @@ def test_rows_of_any_length_train_alike_with_either_attention(
 
 @pytest.mark.parametrize("has_kernels", [False, True])
 def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_attention(
-    trainer: Callable[..., Trainer],
+    trainer: Callable[..., LocalTrainer],
     samples: list[TrainingSample],
     monkeypatch: pytest.MonkeyPatch,
     has_kernels: bool,
@@ -360,7 +360,7 @@ def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_atte
     ],
 )
 def test_passes_differ_in_precision_only_where_it_is_exact_and_nothing_is_sampled(
-    trainer: Callable[..., Trainer],
+    trainer: Callable[..., LocalTrainer],
     monkeypatch: pytest.MonkeyPatch,
     exact: bool,
     settings: dict[str, Any],

@@ -17,7 +17,7 @@ from rllm_local.attention import NAME as BLOCK_CAUSAL
 from rllm_local.decoders import TransformersDecoder
 from rllm_local.engine import LocalEngine
 from rllm_local.model import use_matching_attention
-from rllm_local.training import Trainer
+from rllm_local.training import LocalTrainer
 from rllm_local.vision import Vision, image_source
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
@@ -156,8 +156,8 @@ def sample(
     )
 
 
-def trainer_of(model: PreTrainedModel, pictures: Pictures, *, share_prefixes: bool = True) -> Trainer:
-    return Trainer(
+def trainer_of(model: PreTrainedModel, pictures: Pictures, *, share_prefixes: bool = True) -> LocalTrainer:
+    return LocalTrainer(
         model=model,
         loss=ReinforceLoss(),
         aggregation=Aggregation("token_mean"),

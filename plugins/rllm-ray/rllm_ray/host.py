@@ -16,8 +16,8 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import HostedWorkflow
 from rllm_core.hosts.worker import ASK_FOR_STACK
+from rllm_core.hosts.worker_handle import Link, Worker
 from rllm_core.hosts.worker_pool import WorkerPool
-from rllm_core.hosts.workers import Link, Worker
 from rllm_core.text import printable
 from rllm_ray.cluster import Cluster
 from rllm_ray.config import RayConfig

@@ -25,7 +25,7 @@ _OTHERWISE = 'force a family with renderer.family = "...", or set parser = "chat
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedFamily:
     """The family of a model.
 
     Attributes:
@@ -57,7 +57,9 @@ def reject_vision(path: str) -> None:
         )
 
 
-def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
+def resolve_family(
+    wanted: str, path: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]
+) -> ResolvedFamily:
     """Returns the family ``wanted``, or for ``auto`` the family that matches the model's template.
 
     Neither the folder's nor the architecture's name proves anything, because fine-tunes with other templates share
@@ -83,7 +85,7 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
             f"set renderer.family to one of {', '.join(family_names())}"
         )
     rejected: list[str] = []
-    closest: Resolved | None = None
+    closest: ResolvedFamily | None = None
     for name in family_names():
         try:
             candidate = _closest(name, tokenizer, encoder, options)
@@ -107,16 +109,16 @@ def resolve_family(wanted: str, path: str, tokenizer: Any, encoder: Encoder, opt
     )
 
 
-def _closest(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> Resolved:
+def _closest(name: str, tokenizer: Any, encoder: Encoder, options: Mapping[str, Any]) -> ResolvedFamily:
     """Returns a family with the options that match the template best; the package would guess some from a name."""
-    closest: Resolved | None = None
+    closest: ResolvedFamily | None = None
     for guess in _guesses(name, options):
         template = FamilyTemplate(tokenizer, encoder, *make_family(name, tokenizer, encoder, guess))
         mismatch, own = None, None
         if tokenizer.chat_template:
             own = ChatTemplate(tokenizer, encoder, template.stop_token_ids, template_variables(name, options))
             mismatch = difference(own, template)
-        found = Resolved(name, template, guess, mismatch, own)
+        found = ResolvedFamily(name, template, guess, mismatch, own)
         if mismatch is None:
             return found
         if closest is None or (closest.mismatch is not None and closest.mismatch.of_prompt):

@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c<>\s]+\uff5c>|\[gMASK\]")
 Messages = list[dict[str, Any]]
 
 
-class Rejected(ValueError):
+class ConversationRejected(ValueError):
     """A renderer rejected a conversation."""
 
 
@@ -219,7 +219,7 @@ def rendered(
         TypeError,
         ValueError,
     ) as error:
-        raise Rejected(f"the renderer rejects the conversation: {_line(error)}") from error
+        raise ConversationRejected(f"the renderer rejects the conversation: {_line(error)}") from error
     return ids
 
 

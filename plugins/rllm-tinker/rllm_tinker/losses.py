@@ -55,7 +55,7 @@ class NoOptions(Section):
     """Options of losses that have none."""
 
 
-class PPOClipOptions(Section):
+class TinkerPPOClipOptions(Section):
     """``algorithm.loss_options`` of ``ppo_clip``."""
 
     clip_low: float = Field(
@@ -66,7 +66,7 @@ class PPOClipOptions(Section):
     )
 
 
-class CISPOOptions(Section):
+class TinkerCISPOOptions(Section):
     """``algorithm.loss_options`` of ``cispo``."""
 
     clip_low: float = Field(
@@ -75,12 +75,12 @@ class CISPOOptions(Section):
     clip_high: float = Field(default=4.0, ge=0, description="Upper clip range: weights are at most 1 + clip_high.")
 
 
-OPTIONS: dict[str, type[NoOptions] | type[PPOClipOptions] | type[CISPOOptions]] = {
+OPTIONS: dict[str, type[NoOptions] | type[TinkerPPOClipOptions] | type[TinkerCISPOOptions]] = {
     "reinforce": NoOptions,
     "cross_entropy": NoOptions,
     "importance_sampling": NoOptions,
-    "ppo_clip": PPOClipOptions,
-    "cispo": CISPOOptions,
+    "ppo_clip": TinkerPPOClipOptions,
+    "cispo": TinkerCISPOOptions,
 }
 LOSSES = frozenset(OPTIONS)
 WITHOUT_RATIO = frozenset({"reinforce", "cross_entropy"})
@@ -117,7 +117,7 @@ class ServerLoss:
             if service == "hosted":
                 return cls(name, service, aggregation, "cross_entropy")
             return cls(name, service, aggregation, "cispo", _thresholds(0.0, 0.0))
-        if isinstance(options, PPOClipOptions | CISPOOptions):
+        if isinstance(options, TinkerPPOClipOptions | TinkerCISPOOptions):
             server_name = "ppo" if name == "ppo_clip" else name
             return cls(name, service, aggregation, server_name, _thresholds(options.clip_low, options.clip_high))
         return cls(name, service, aggregation, name)

@@ -81,7 +81,7 @@ class Rendering:
         """Returns `ids`, or None if the renderer rejects the conversation."""
         try:
             return self.ids(messages, tools, add_generation_prompt=add_generation_prompt)
-        except cookbook.Rejected:
+        except cookbook.ConversationRejected:
             return None
 
     def read(self, sampled: Sequence[int], stop: int | None) -> tuple[Mapping[str, Any], bool] | None:

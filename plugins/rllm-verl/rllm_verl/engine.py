@@ -19,7 +19,7 @@ from rllm_core.types import (
     token_ids,
 )
 from rllm_verl.cluster import reason
-from rllm_verl.routing import Conversations
+from rllm_verl.routing import ConversationRoutes
 
 ABORTED = ("abort", "aborted")
 MAX_SEED = 2**31 - 1
@@ -61,7 +61,7 @@ class VerlEngine(RolloutEngine):
         self.vocabulary_size = vocabulary_size
         self._max_model_tokens = max_model_tokens
         self._sends_seeds = sends_seeds
-        self._conversations = Conversations()
+        self._conversations = ConversationRoutes()
 
     @property
     def supports_token_in_token_out(self) -> bool:

@@ -15,7 +15,7 @@ BLOCK_TOKENS = 16
 MOST_CONVERSATIONS = 10_000
 
 
-class Conversations:
+class ConversationRoutes:
     """Routing IDs of conversations, recognized by their tokens.
 
     A prompt that starts with an earlier prompt and its completion is the next turn of that conversation. Its tokens

@@ -28,7 +28,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_file import validated
 
 try:
-    from rllm_workflows.sft_rows import Rows, open_rows
+    from rllm_workflows.sft_rows import ConversationRows, open_rows
 except ImportError as missing:
     raise ImportError("the rows of supervised training need rllm-workflows: pip install rllm-workflows") from missing
 
@@ -119,7 +119,7 @@ class SupervisedDataset(Dataset[Tensors]):
             found = {name: np.pad(row, missing, constant_values=PADDING_ID) for name, row in found.items()}
         return {name: torch.from_numpy(row) for name, row in found.items()}
 
-    def _add(self, rows: Rows, index: int) -> None:
+    def _add(self, rows: ConversationRows, index: int) -> None:
         conversation = rows[index]
         if conversation.weight != 1:
             raise ConfigError(
@@ -193,7 +193,9 @@ def _parser(config: SupervisedConfig, tokenizer: Any) -> BaseParser:
     return parser_class.from_model(model, section)
 
 
-def _chosen(files: Sequence[Rows], max_samples: int, config: _DataConfig) -> list[tuple[Rows, int]]:
+def _chosen(
+    files: Sequence[ConversationRows], max_samples: int, config: _DataConfig
+) -> list[tuple[ConversationRows, int]]:
     every = [(rows, index) for rows in files for index in range(len(rows))]
     if not 0 < max_samples < len(every):
         return every

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rllm_verl import routing
-from rllm_verl.routing import BLOCK_TOKENS, Conversations
+from rllm_verl.routing import BLOCK_TOKENS, ConversationRoutes
 
 from rllm_core.types import TokenIds, token_ids
 
@@ -15,7 +15,7 @@ def some(seed: int, count: int = 3 * BLOCK_TOKENS) -> TokenIds:
 
 
 def turn(
-    conversations: Conversations, prompt: TokenIds, completion: TokenIds, version: int = 0
+    conversations: ConversationRoutes, prompt: TokenIds, completion: TokenIds, version: int = 0
 ) -> tuple[str, TokenIds]:
     """Samples a turn; returns its routing ID and the tokens so far."""
     routing_id = conversations.routing_id(prompt, version)
@@ -24,7 +24,7 @@ def turn(
 
 
 def test_the_turns_of_a_rollout_share_an_id_and_the_rollouts_of_a_group_do_not() -> None:
-    conversations, task = Conversations(), some(0)
+    conversations, task = ConversationRoutes(), some(0)
     ids: list[list[str]] = []
     for rollout in range(4):
         written, mine = task, []
@@ -38,7 +38,7 @@ def test_the_turns_of_a_rollout_share_an_id_and_the_rollouts_of_a_group_do_not()
 
 
 def test_rollouts_that_started_together_each_find_their_own() -> None:
-    conversations, task = Conversations(), some(0)
+    conversations, task = ConversationRoutes(), some(0)
     firsts = [conversations.routing_id(task, 0) for _ in range(3)]
     for number, routing_id in enumerate(firsts):
         conversations.remember(routing_id, task, some(number + 1))
@@ -48,7 +48,7 @@ def test_rollouts_that_started_together_each_find_their_own() -> None:
 
 
 def test_another_history_is_another_conversation() -> None:
-    conversations = Conversations()
+    conversations = ConversationRoutes()
     first, written = turn(conversations, some(0), some(1))
     edited = written.copy()
     edited[0] += 1
@@ -58,7 +58,7 @@ def test_another_history_is_another_conversation() -> None:
 
 
 def test_a_weight_sync_forgets_because_it_empties_the_caches() -> None:
-    conversations = Conversations()
+    conversations = ConversationRoutes()
     first, written = turn(conversations, some(0), some(1), version=3)
     assert conversations.routing_id(written, 3) == first
     assert conversations.routing_id(written, 4) != first
@@ -67,14 +67,14 @@ def test_a_weight_sync_forgets_because_it_empties_the_caches() -> None:
 
 def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MOST_CONVERSATIONS", 5)
-    conversations = Conversations()
+    conversations = ConversationRoutes()
     turns = [turn(conversations, some(seed), some(seed + 100)) for seed in range(8)]
     kept = [conversations.routing_id(written, 0) == routing_id for routing_id, written in turns]
     assert kept == [False] * 3 + [True] * 5
 
 
 def test_less_than_a_block_has_nothing_to_find() -> None:
-    conversations = Conversations()
+    conversations = ConversationRoutes()
     short = some(0, BLOCK_TOKENS // 2 - 1)
     first, written = turn(conversations, short, short)
     assert conversations.routing_id(written, 0) != first

@@ -15,7 +15,7 @@ from rllm_viewer.results import DAMAGED, tables_of, validations
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """The parts of a run that are compared.
 
     Attributes:
@@ -33,7 +33,7 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> ComparedRun:
     """Reads a run.
 
     Raises:
@@ -48,7 +48,7 @@ def read(path: Path) -> Run:
         measured, metrics = validations(path), read_json_lines(path / "metrics.jsonl")
         for row in (*measured, *metrics):
             row["step"] = int(row["step"])
-        return Run(path, settings, versions, measured, metrics)
+        return ComparedRun(path, settings, versions, measured, metrics)
     except DAMAGED as error:
         raise RunError(f"run folder {path} is damaged: {type(error).__name__}: {error}") from error
 
@@ -65,21 +65,21 @@ def differing(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return found
 
 
-def by_step(runs: Sequence[Run], measure: str) -> dict[int, list[float | None]]:
+def by_step(runs: Sequence[ComparedRun], measure: str) -> dict[int, list[float | None]]:
     """Returns a measure of the validations by step, with one value per run; None where a run has none."""
     of_runs = [{row["step"]: row.get(measure) for row in run.validations} for run in runs]
     steps = sorted({step for values in of_runs for step, value in values.items() if value is not None})
     return {step: [values.get(step) for values in of_runs] for step in steps}
 
 
-def last_metrics(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+def last_metrics(runs: Sequence[ComparedRun]) -> dict[str, list[float | None]]:
     """Returns the metrics of each run's last step, by name; None where a run lacks one."""
     last = [run.metrics[-1] if run.metrics else {} for run in runs]
     names = dict.fromkeys(name for metrics in last for name in metrics)
     return {name: [metrics.get(name) for metrics in last] for name in names}
 
 
-def curve_of(runs: Sequence[Run]) -> str | None:
+def curve_of(runs: Sequence[ComparedRun]) -> str | None:
     """Returns the metric to draw: the reward if any run has one, else the loss, else None."""
     for name in ("reward_mean", "loss"):
         if any(metrics.get(name) is not None for run in runs for metrics in run.metrics):
@@ -87,7 +87,7 @@ def curve_of(runs: Sequence[Run]) -> str | None:
     return None
 
 
-def plot(runs: Sequence[Run], labels: Sequence[str], file: Path) -> None:
+def plot(runs: Sequence[ComparedRun], labels: Sequence[str], file: Path) -> None:
     """Draws the reward, or else the loss, of all runs over their steps, together with their validations.
 
     Raises:

@@ -33,7 +33,7 @@ class ExpressionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Expression:
+class ArithmeticExpression:
     """A checked expression.
 
     Attributes:
@@ -52,7 +52,7 @@ class Expression:
         return _value(self.tree)
 
 
-def parse(text: str) -> Expression:
+def parse(text: str) -> ArithmeticExpression:
     """Checks and parses an expression.
 
     Raises:
@@ -86,7 +86,7 @@ def parse(text: str) -> Expression:
                 waiting += (right, left)
             case _:
                 raise ExpressionError(f"{type(node).__name__} is not allowed")
-    return Expression(tree, tuple(numbers))
+    return ArithmeticExpression(tree, tuple(numbers))
 
 
 def _value(node: ast.expr) -> Fraction:

@@ -23,7 +23,7 @@ from rllm_core.text import printable
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows.dataset_examples import Columns, Examples, check_no_overlap
-from rllm_workflows.dataset_rows import Rows, open_file, open_hub, open_saved
+from rllm_workflows.dataset_rows import DatasetRows, open_file, open_hub, open_saved
 from rllm_workflows.presets import INSTRUCTION_TUNED
 from rllm_workflows.reward_check import complaint
 
@@ -227,7 +227,7 @@ def _where(mask: npt.NDArray[np.bool_]) -> Sequence[int]:
     return array("Q", np.flatnonzero(mask).astype(np.uint64).tobytes())
 
 
-def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[Rows, Rows | None]:
+def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[DatasetRows, DatasetRows | None]:
     """Returns the training rows, and the validation rows if they have a source of their own."""
     named = [key for key in ("train_file", "saved", "hub_dataset") if getattr(config, key)]
     if len(named) != 1:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rllm_core.errors import ConfigError
 from rllm_core.plugins.loading import suggest
 from rllm_workflows import rewards
-from rllm_workflows.dataset_rows import Row, Rows, check_columns
+from rllm_workflows.dataset_rows import DatasetRows, Row, check_columns
 
 MAX_ID_CHARACTERS = 256
 
@@ -120,7 +120,7 @@ class Examples:
         ConfigError: If there are no rows, a row is invalid, or two rows share an id; the message names them.
     """
 
-    def __init__(self, rows: Rows, columns: Columns, reward: str) -> None:
+    def __init__(self, rows: DatasetRows, columns: Columns, reward: str) -> None:
         self.rows = rows
         self._columns = columns
         self._reward = reward

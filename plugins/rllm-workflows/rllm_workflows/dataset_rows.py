@@ -20,7 +20,7 @@ ROWS_PER_READ = 1000
 Row = Mapping[str, Any]
 
 
-class Rows(ABC):
+class DatasetRows(ABC):
     """Rows of one source, with locations for messages.
 
     Args:
@@ -46,7 +46,7 @@ class Rows(ABC):
         """Returns the location of a row, for messages."""
 
 
-class JsonLines(Rows):
+class JsonLinesDataset(DatasetRows):
     """A file with one JSON object per line; only the position of each line stays in memory."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class JsonLines(Rows):
             raise ConfigError(f"{self.where(index)} can no longer be read: {error.strerror}") from error
 
     def where(self, index: int) -> str:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         return f"{self.source} line {self._numbers[index]}"
 
     def _parsed(self, index: int, line: bytes) -> Row:
@@ -104,7 +104,7 @@ class JsonLines(Rows):
         return row
 
 
-class _ArrowRows(Rows):
+class _ArrowRows(DatasetRows):
     """Rows of Arrow tables."""
 
     def __iter__(self) -> Iterator[Row]:
@@ -116,7 +116,7 @@ class _ArrowRows(Rows):
         return _row(rows[0])
 
     def where(self, index: int) -> str:
-        """See `Rows`."""
+        """See `DatasetRows`."""
         return f"{self.source} row {index + 1}"
 
     @abstractmethod
@@ -168,7 +168,7 @@ class HuggingFace(_ArrowRows):
         return self._dataset[start:stop]
 
 
-def open_file(path: Path, columns: Sequence[str]) -> Rows:
+def open_file(path: Path, columns: Sequence[str]) -> DatasetRows:
     """Opens a file; its suffix determines the format.
 
     Raises:
@@ -179,11 +179,11 @@ def open_file(path: Path, columns: Sequence[str]) -> Rows:
     if path.suffix == ".parquet":
         return Parquet(path, columns)
     if path.suffix == ".jsonl":
-        return JsonLines(path)
+        return JsonLinesDataset(path)
     raise ConfigError(f"{path} must end in .jsonl or .parquet")
 
 
-def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Rows, list[str]]:
+def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[DatasetRows, list[str]]:
     """Opens a folder written by ``save_to_disk``.
 
     Returns:
@@ -206,7 +206,7 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Rows, 
     return HuggingFace(f"{folder} split {split!r}", found[split], columns), list(found)
 
 
-def open_hub(name: str, subset: str, revision: str, split: str, columns: Sequence[str]) -> Rows:
+def open_hub(name: str, subset: str, revision: str, split: str, columns: Sequence[str]) -> DatasetRows:
     """Opens one split of a dataset on the Hugging Face Hub, from the cache of ``datasets`` or by downloading it.
 
     Raises:

@@ -17,7 +17,7 @@ from rllm_core.parser import BaseParser, MaskedTokens, MaskMethod
 from rllm_core.tokens import repeated, token_ids
 from rllm_core.types import Episode, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
-from rllm_workflows.sft_rows import IDS, MASK, Conversation, OnDemand, Rows, open_rows
+from rllm_workflows.sft_rows import IDS, MASK, ConversationRow, ConversationRows, OnDemand, open_rows
 
 
 class SFTConfig(WorkflowConfig):
@@ -45,7 +45,7 @@ class SFTConfig(WorkflowConfig):
 class _RowTasks(OnDemand[Task]):
     """One task per row."""
 
-    def __init__(self, rows: Rows, split: Split) -> None:
+    def __init__(self, rows: ConversationRows, split: Split) -> None:
         self.rows = rows
         self.split = split
 
@@ -70,7 +70,7 @@ class SFTWorkflow(Workflow):
 
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
-        self._opened: dict[Split, Rows] = {}
+        self._opened: dict[Split, ConversationRows] = {}
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """See `Workflow.tasks`; each task is created on access."""
@@ -94,13 +94,15 @@ class SFTWorkflow(Workflow):
         # In a thread: long conversations take a while, since each assistant message renders all messages before it.
         return await asyncio.to_thread(self._tokenized, task, rows, index, engine.parser, min(limits, default=None))
 
-    def _sequences(self, conversation: Conversation, parser: BaseParser) -> Sequence[MaskedTokens]:
+    def _sequences(self, conversation: ConversationRow, parser: BaseParser) -> Sequence[MaskedTokens]:
         if self.config.method == "recorded":
             return [recorded(conversation, parser)]
         tools = conversation.tools or None
         return parser.tokenize_and_mask(conversation.messages, tools=tools, method=self.config.method)
 
-    def _tokenized(self, task: Task, rows: Rows, index: int, parser: BaseParser, limit: int | None) -> Episode:
+    def _tokenized(
+        self, task: Task, rows: ConversationRows, index: int, parser: BaseParser, limit: int | None
+    ) -> Episode:
         conversation = rows[index]
         try:
             sequences = self._sequences(conversation, parser)
@@ -117,7 +119,7 @@ class SFTWorkflow(Workflow):
         )
 
 
-def recorded(conversation: Conversation, parser: BaseParser) -> MaskedTokens:
+def recorded(conversation: ConversationRow, parser: BaseParser) -> MaskedTokens:
     """Returns the tokens that a row stores.
 
     Raises:
@@ -131,7 +133,7 @@ def recorded(conversation: Conversation, parser: BaseParser) -> MaskedTokens:
     return MaskedTokens(token_ids(conversation.token_ids), np.array(conversation.loss_mask, np.bool_))
 
 
-def steps_of(conversation: Conversation, sequences: Sequence[MaskedTokens]) -> list[Step]:
+def steps_of(conversation: ConversationRow, sequences: Sequence[MaskedTokens]) -> list[Step]:
     """Builds steps whose completions are the target tokens; within a sequence, each continues the previous one."""
     asked = [
         index

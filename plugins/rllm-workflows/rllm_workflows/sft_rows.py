@@ -21,7 +21,7 @@ IDS, MASK = "input_ids", "assistant_masks"
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ConversationRow:
     """One row of the dataset.
 
     Attributes:
@@ -39,7 +39,7 @@ class Conversation:
     loss_mask: Sequence[int] = ()
 
     @classmethod
-    def of(cls, row: Any) -> Conversation:
+    def of(cls, row: Any) -> ConversationRow:
         """Builds a conversation from column ``messages`` and the optional ``tools``, ``weight`` and token columns.
 
         ``messages`` and ``tools`` may be JSON strings, since a parquet column has one type for all rows. Other columns
@@ -127,7 +127,7 @@ class OnDemand(Sequence[ItemT]):
         """Creates the item at ``index``, which is in range."""
 
 
-class Rows(OnDemand[Conversation]):
+class ConversationRows(OnDemand[ConversationRow]):
     """The rows of a file: opening checks all of them, and each access reads its row again.
 
     Attributes:
@@ -142,7 +142,7 @@ class Rows(OnDemand[Conversation]):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def item(self, index: int) -> Conversation:
+    def item(self, index: int) -> ConversationRow:
         """Reads a row."""
         return self._conversation(index, self._read(index))
 
@@ -157,14 +157,14 @@ class Rows(OnDemand[Conversation]):
     @abstractmethod
     def _read(self, index: int) -> Any: ...
 
-    def _conversation(self, index: int, row: Any) -> Conversation:
+    def _conversation(self, index: int, row: Any) -> ConversationRow:
         try:
-            return Conversation.of(row)
+            return ConversationRow.of(row)
         except ConfigError as error:
             raise ConfigError(f"{self.where(index)}: {error}") from error
 
 
-class JsonLinesRows(Rows):
+class JsonLinesRows(ConversationRows):
     """One row per line; only the file offsets stay in memory."""
 
     unit = "line"
@@ -206,7 +206,7 @@ class JsonLinesRows(Rows):
             raise ConfigError(f"{self.where(index)} is not JSON: {error}") from error
 
 
-class ParquetRows(Rows):
+class ParquetRows(ConversationRows):
     """One row per table row; the table stays in memory as Arrow columns."""
 
     def __init__(self, path: Path) -> None:
@@ -232,7 +232,7 @@ class ParquetRows(Rows):
         return without_nulls(row)
 
 
-def open_rows(path: Path) -> Rows:
+def open_rows(path: Path) -> ConversationRows:
     """Opens a file of rows; the suffix determines the format.
 
     Raises:

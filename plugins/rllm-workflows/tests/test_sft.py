@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rllm_workflows.sft import SFTConfig, SFTWorkflow, steps_of
-from rllm_workflows.sft_rows import Conversation
+from rllm_workflows.sft_rows import ConversationRow
 
 from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.algorithms.grouping import group_trajectories
@@ -33,7 +33,7 @@ MESSAGES = st.lists(
 )
 
 
-def samples_of(conversation: Conversation, method: Any) -> list[TrainingSample]:
+def samples_of(conversation: ConversationRow, method: Any) -> list[TrainingSample]:
     sequences = ByteParser().tokenize_and_mask(conversation.messages, method=method)
     episode = Episode(task_id="t", trajectories=[Trajectory(steps=steps_of(conversation, sequences))])
     [group] = group_trajectories(3, "t", [episode], dispatched_version=7)
@@ -47,7 +47,7 @@ def test_what_is_trained_is_what_the_parser_masks(messages: list[dict[str, Any]]
     messages[0] = {"role": "user", "content": "first"}
     if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
         messages.append({"role": "assistant", "content": "last"})
-    conversation = Conversation.of({"messages": messages, "weight": weight})
+    conversation = ConversationRow.of({"messages": messages, "weight": weight})
     masked = ByteParser().tokenize_and_mask(conversation.messages, method=method)
     samples = samples_of(conversation, method)
     assert len(samples) == len(masked)
@@ -62,7 +62,7 @@ def test_what_is_trained_is_what_the_parser_masks(messages: list[dict[str, Any]]
 
 def test_steps_show_what_was_asked_and_said() -> None:
     ask, say = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}
-    conversation = Conversation.of({"messages": [ask, {**say, "weight": 0}, ask, say]})
+    conversation = ConversationRow.of({"messages": [ask, {**say, "weight": 0}, ask, say]})
     [step] = steps_of(conversation, ByteParser().tokenize_and_mask(conversation.messages))
     assert [message["content"] for message in step.messages] == ["ask", "say", "ask"]
     assert step.text == "say"
@@ -158,7 +158,7 @@ def test_a_conversation_that_leaves_its_sequence_says_why() -> None:
             return super().render(kept, **more)
 
     turn = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
-    conversation = Conversation.of({"messages": turn * 3})
+    conversation = ConversationRow.of({"messages": turn * 3})
     steps = steps_of(conversation, Forgetful().tokenize_and_mask(conversation.messages, method="cumulative"))
     reasons = [step.break_reason for step in steps]
     assert reasons == [None, "bridge_none", "bridge_none"]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
-from rllm_workflows.sft_rows import Conversation, open_rows
+from rllm_workflows.sft_rows import ConversationRow, open_rows
 
 from rllm_core.errors import ConfigError
 
@@ -26,7 +26,7 @@ def lines(folder: Path, *rows: Any) -> Path:
     return path
 
 
-def plain(conversation: Conversation) -> list[dict[str, Any]]:
+def plain(conversation: ConversationRow) -> list[dict[str, Any]]:
     return [dict(message) for message in conversation.messages]
 
 

@@ -18,7 +18,7 @@ from rllm_core.algorithms.samples import training_samples
 from rllm_core.errors import UserError
 from rllm_core.types import Step, Trajectory, TrajectoryGroup, token_ids
 from rllm_devkit.checks.configured import EXAMPLES, Check, checked
-from rllm_devkit.checks.results import Broken, CheckResult
+from rllm_devkit.checks.results import CheckResult, Violation
 
 if TYPE_CHECKING:
     from rllm_core.algorithms.torch_losses import PolicyLoss
@@ -122,7 +122,7 @@ def _credited(estimator: AdvantageEstimator, groups: Sequence[TrajectoryGroup]) 
         for group, credit in zip(groups, credits, strict=True):
             training_samples(group, credit, learns_written=estimator.learns_written, credited_by=estimator.label)
     except (UserError, ValueError) as error:
-        raise Broken(str(error)) from error
+        raise Violation(str(error)) from error
     return credits
 
 
@@ -144,7 +144,7 @@ def _shapes(estimator: AdvantageEstimator, rng: np.random.Generator, examples: i
 def _edges(estimator: AdvantageEstimator, rng: np.random.Generator, examples: int) -> str:
     smallest = estimator.min_group_size
     if smallest < 1:
-        raise Broken(f"min_group_size must be >= 1, got {smallest}")
+        raise Violation(f"min_group_size must be >= 1, got {smallest}")
     for size in (smallest, smallest + 3):
         for rewards in (
             [0.0] * size,
@@ -174,7 +174,7 @@ def _order_of_trajectories(estimator: AdvantageEstimator, rng: np.random.Generat
         before, after = _credited(estimator, groups), _credited(estimator, shuffled)
         for old, new, order in zip(before, after, orders, strict=True):
             if not all(_is_same(old[index], credit) for index, credit in zip(order, new, strict=True)):
-                raise Broken("the advantages of a trajectory depend on the order of the trajectories in its group")
+                raise Violation("the advantages of a trajectory depend on the order of the trajectories in its group")
     return f"{examples} steps"
 
 
@@ -189,7 +189,7 @@ def _order_of_groups(estimator: AdvantageEstimator, rng: np.random.Generator, ex
             problem = "the advantages of a group depend on the order of the groups"
         for one, other in zip(alone, together, strict=True):
             if not all(map(_is_same, one, other)):
-                raise Broken(problem)
+                raise Violation(problem)
     return "independent of each other" if estimator.scope == "group" else "compared with each other, in any order"
 
 
@@ -198,10 +198,10 @@ def _leaves_groups_alone(estimator: AdvantageEstimator, rng: np.random.Generator
         before = [group.model_dump_json() for group in groups]
         first, second = _credited(estimator, groups), _credited(estimator, groups)
         if [group.model_dump_json() for group in groups] != before:
-            raise Broken("it modifies the groups passed to it")
+            raise Violation("it modifies the groups passed to it")
         for one, other in zip(first, second, strict=True):
             if not all(map(_is_same, one, other)):
-                raise Broken("a second call with the same groups returns different advantages")
+                raise Violation("a second call with the same groups returns different advantages")
     return f"{examples} steps"
 
 
@@ -233,7 +233,7 @@ def _weights(correction: Correction, ratios: npt.NDArray[np.float64], starts: np
     try:
         weights: list[float] = Corrections([correction]).weights(ratios, starts).tolist()
     except UserError as error:
-        raise Broken(str(error)) from error
+        raise Violation(str(error)) from error
     return weights
 
 
@@ -248,7 +248,7 @@ def _weights_are_weights(correction: Correction, rng: np.random.Generator, examp
 def _on_policy(correction: Correction, rng: np.random.Generator, examples: int) -> str:
     for ratios, starts in _drawn_ratios(rng, examples):
         if not np.allclose(_weights(correction, np.zeros_like(ratios), starts), 1.0, rtol=0, atol=1e-9):
-            raise Broken("weights must be 1 if the policy has not changed since sampling (all log ratios are 0)")
+            raise Violation("weights must be 1 if the policy has not changed since sampling (all log ratios are 0)")
     return "1 if the policy has not changed"
 
 
@@ -257,7 +257,7 @@ def _sequence_by_sequence(correction: Correction, rng: np.random.Generator, exam
         parts = np.split(ratios, starts[1:])
         alone = [weight for part in parts for weight in _weights(correction, part, np.zeros(1, np.int64))]
         if not np.allclose(_weights(correction, ratios, starts), alone, rtol=1e-9, atol=0):
-            raise Broken("the weights of a sequence depend on other sequences, and so on how a step is split")
+            raise Violation("the weights of a sequence depend on other sequences, and so on how a step is split")
     return f"{examples} batches"
 
 
@@ -266,9 +266,9 @@ def _leaves_ratios_alone(correction: Correction, rng: np.random.Generator, examp
         given = ratios.copy(), starts.copy()
         first = np.array(correction(*given))
         if not np.array_equal(given[0], ratios) or not np.array_equal(given[1], starts):
-            raise Broken("it modifies the arrays passed to it")
+            raise Violation("it modifies the arrays passed to it")
         if not np.array_equal(first, correction(ratios, starts)):
-            raise Broken("a second call with the same ratios returns different weights")
+            raise Violation("a second call with the same ratios returns different weights")
     return f"{examples} batches"
 
 

@@ -27,7 +27,7 @@ from rllm_core.limits.timeouts import within
 from rllm_core.parser import BaseParser
 from rllm_core.types import Floats, SamplingParams, TokenIds, TrainingSample
 from rllm_devkit.checks.engine_probe import EngineProbe
-from rllm_devkit.checks.results import Broken, NotApplicable
+from rllm_devkit.checks.results import NotApplicable, Violation
 
 ResultT = TypeVar("ResultT")
 
@@ -132,7 +132,7 @@ class BackendProbe:
         self._backend, self._is_live, self._is_generating = backend, False, False
         engine = await self._within("init_rollout_engine", backend.init_rollout_engine(self.parser))
         if not isinstance(engine, RolloutEngine):
-            raise Broken(f"init_rollout_engine must return a RolloutEngine, got {engine!r:.80}")
+            raise Violation(f"init_rollout_engine must return a RolloutEngine, got {engine!r:.80}")
         self._engine = engine
         return engine
 
@@ -140,7 +140,7 @@ class BackendProbe:
         """Allocates the engine with the weights the run started from."""
         engine = await self._within("init_reference_engine", self.backend.init_reference_engine())
         if not isinstance(engine, RolloutEngine):
-            raise Broken(f"init_reference_engine must return a RolloutEngine, got {engine!r:.80}")
+            raise Violation(f"init_reference_engine must return a RolloutEngine, got {engine!r:.80}")
         return engine
 
     async def publish(self, reason: Literal["start", "step", "resume"]) -> None:
@@ -149,7 +149,7 @@ class BackendProbe:
         assert self._engine is not None
         await self._within("on_policy_updated", self.backend.on_policy_updated(update))
         if self._engine.weight_version != update.version:
-            raise Broken(
+            raise Violation(
                 f"after on_policy_updated of version {update.version} ({reason}), the engine's weight_version is "
                 f"{self._engine.weight_version}"
             )
@@ -224,7 +224,7 @@ class BackendProbe:
                     ids = np.concatenate([ids, turns[-1][1].token_ids])
                 for _, said in turns:
                     if said.logprobs is None or said.weight_version != self._version:
-                        raise Broken(
+                        raise Violation(
                             f"a completion has weight version {said.weight_version} and log-probabilities "
                             f"{said.logprobs}, but was sampled while version {self._version} was live"
                         )
@@ -255,9 +255,11 @@ class BackendProbe:
         shapes = [np.shape(one) for one in computed]
         expected = [(sample.sampled_tokens,) for sample in samples]
         if shapes != expected:
-            raise Broken(f"compute_logprobs returned arrays of shapes {shapes}, expected {expected} (sampled tokens)")
+            raise Violation(
+                f"compute_logprobs returned arrays of shapes {shapes}, expected {expected} (sampled tokens)"
+            )
         if not all(np.isfinite(one).all() for one in computed):
-            raise Broken(f"compute_logprobs returned non-finite numbers for the {policy} policy")
+            raise Violation(f"compute_logprobs returned non-finite numbers for the {policy} policy")
         return [np.array(one) for one in computed]
 
     async def rejects(self, samples: Sequence[TrainingSample], policy: Policy) -> bool:
@@ -308,12 +310,12 @@ class BackendProbe:
         result = await self._within("update_policy", self.backend.update_policy(step))
         self._step = step.step
         if not isinstance(result, UpdateResult):
-            raise Broken(f"update_policy must return an UpdateResult, got {result!r:.80}")
+            raise Violation(f"update_policy must return an UpdateResult, got {result!r:.80}")
         bad = {name: value for name, value in result.metrics.items() if not _is_finite(value)}
         if bad:
-            raise Broken(f"update_policy reported metrics that are not finite numbers: {bad}")
+            raise Violation(f"update_policy reported metrics that are not finite numbers: {bad}")
         if self.engine.weight_version != self._version:
-            raise Broken(
+            raise Violation(
                 f"update_policy changed the engine's weight_version to {self.engine.weight_version}; only "
                 "on_policy_updated may"
             )
@@ -335,9 +337,9 @@ class BackendProbe:
         try:
             written = json.loads(json.dumps(state, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise Broken(f"state_dict() must return JSON data: {error}") from error
+            raise Violation(f"state_dict() must return JSON data: {error}") from error
         if written != state:
-            raise Broken(f"state_dict() changes when written as JSON: {state} becomes {written}")
+            raise Violation(f"state_dict() changes when written as JSON: {state} becomes {written}")
         return Saved(directory, written, self._step, logprobs)
 
     async def load(self, saved: Saved) -> None:
@@ -365,19 +367,19 @@ def check_as_saved(probe: BackendProbe, found: Sequence[Floats], saved: Saved, w
     """Checks log-probabilities against those of a checkpoint; ``what`` starts the message if they differ."""
     gap = largest_gap(found, saved.logprobs)
     if not gap <= probe.logprob_tolerance:
-        raise Broken(f"{what} from the saved ones by up to {gap:.2g}")
+        raise Violation(f"{what} from the saved ones by up to {gap:.2g}")
 
 
 def _check_measures(found: TokenMeasures, logprobs: Floats, tolerance: float) -> None:
     for name in ("logprobs", "entropies"):
         values = getattr(found, name)
         if values is not None and (np.shape(values) != logprobs.shape or not np.isfinite(values).all()):
-            raise Broken(
+            raise Violation(
                 f"update_policy returned {name} of shape {np.shape(values)} for a sample with {len(logprobs)} sampled "
                 "tokens, or some that are not finite"
             )
     if found.logprobs is not None and largest_gap([found.logprobs], [logprobs]) > tolerance:
-        raise Broken(
+        raise Violation(
             "update_policy returned log-probabilities that are not those under the weights before the step; they "
             f"differ by {largest_gap([found.logprobs], [logprobs]):.2g}"
         )

@@ -21,7 +21,7 @@ from rllm_devkit.checks.backend_probe import BackendProbe, Outcome, Saved, check
 from rllm_devkit.checks.engines import ENGINE_CHECKS, prompts_of
 from rllm_devkit.checks.initial_weights import check_initial_weights
 from rllm_devkit.checks.reference_engine import check_reference_engine
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 from rllm_devkit.checks.watch import child_processes
 
 # Two ways to compute the same update may differ by this share of it, because Adam turns gradients that are pure
@@ -111,16 +111,16 @@ async def _construction(probe: BackendProbe) -> str:
         before = _held()
         backend = probe.make(probe.config)
         if not isinstance(backend, BackendProtocol):
-            raise Broken(f"{backend!r:.80} is not a BackendProtocol")
+            raise Violation(f"{backend!r:.80} is not a BackendProtocol")
         if not getattr(type(backend), "name", ""):
-            raise Broken("the class has no name; set the class attribute `name`")
+            raise Violation("the class has no name; set the class attribute `name`")
         unchecked = backend.validate_config()
         if not isinstance(unchecked, list) or not all(isinstance(line, str) for line in unchecked):
-            raise Broken(f"validate_config must return a list of strings, got {unchecked!r:.200}")
+            raise Violation(f"validate_config must return a list of strings, got {unchecked!r:.200}")
         new = [what for what, count in _held().items() if count > before[what]]
         await backend.shutdown()  # as after a failed allocation
     if new:
-        raise Broken(f"a backend must not allocate before init_rollout_engine, but there are new {', '.join(new)}")
+        raise Violation(f"a backend must not allocate before init_rollout_engine, but there are new {', '.join(new)}")
     return "allocates nothing, and can be shut down"
 
 
@@ -138,21 +138,21 @@ async def _capabilities(probe: BackendProbe) -> str:
     before = copy.deepcopy(config)
     declared, again = [type(backend).capabilities(config) for _ in range(2)]
     if not isinstance(declared, Capabilities):
-        raise Broken(f"capabilities() must return Capabilities, got {declared!r:.80}")
+        raise Violation(f"capabilities() must return Capabilities, got {declared!r:.80}")
     if declared != again:
-        raise Broken("a second call of capabilities() returns something else")
+        raise Violation("a second call of capabilities() returns something else")
     if config != before:
-        raise Broken("capabilities() modifies the run file passed to it")
+        raise Violation("capabilities() modifies the run file passed to it")
     for what, names, known in (
         ("aggregations", declared.aggregations, AGGREGATIONS),
         ("policies", declared.policies, frozenset(get_args(Policy))),
     ):
         if not names <= known:
-            raise Broken(f"capabilities() declares unknown {what}: {', '.join(sorted(names - known))}")
+            raise Violation(f"capabilities() declares unknown {what}: {', '.join(sorted(names - known))}")
     if not (declared.lora or declared.full):
-        raise Broken("capabilities() must declare lora, full, or both")
+        raise Violation("capabilities() must declare lora, full, or both")
     if declared.kl_loss and "reference" not in declared.policies:
-        raise Broken("capabilities() declares kl_loss, which needs 'reference' in policies")
+        raise Violation("capabilities() declares kl_loss, which needs 'reference' in policies")
     losses = Support.of(declared, backend.plugins).losses if declared.torch_losses else sorted(declared.losses)
     choices: list[dict[str, Any]] = [{"loss": loss, "loss_options": {}} for loss in losses]
     choices += [{"aggregation": aggregation} for aggregation in sorted(declared.aggregations)]
@@ -162,14 +162,14 @@ async def _capabilities(probe: BackendProbe) -> str:
             probe.make(config.model_copy(update={"algorithm": algorithm})).validate_config()
         except ConfigError as error:
             [(name, value), *_] = choice.items()
-            raise Broken(f"it declares {name} {value!r}, but rejects it: {error}") from error
+            raise Violation(f"it declares {name} {value!r}, but rejects it: {error}") from error
     return f"{len(losses)} losses, {len(declared.aggregations)} aggregations, {len(declared.policies)} policies"
 
 
 async def _start(probe: BackendProbe) -> str:
     engine = await probe.allocate()
     if engine.supports_token_in_token_out is not probe.capabilities.token_in_token_out:
-        raise Broken(
+        raise Violation(
             f"token_in_token_out is declared as {probe.capabilities.token_in_token_out}, but the engine's "
             f"supports_token_in_token_out is {engine.supports_token_in_token_out}"
         )
@@ -221,7 +221,7 @@ async def _logprobs(probe: BackendProbe) -> str:
             gap = await _agreement(probe, samples, policy)
             seen.append(f"{policy} within {gap:.2g}")
         elif not await probe.rejects(samples, policy):
-            raise Broken(f"it computes log-probabilities of the {policy} policy, but does not declare that policy")
+            raise Violation(f"it computes log-probabilities of the {policy} policy, but does not declare that policy")
     if not seen:
         raise NotApplicable("it computes no log-probabilities")
     return f"difference between trainer and engine: {', '.join(seen)}"
@@ -231,7 +231,7 @@ async def _agreement(probe: BackendProbe, samples: Sequence[TrainingSample], pol
     sampled = [sample.logprobs for sample in samples if sample.logprobs is not None]
     gap = largest_gap(await probe.logprobs(samples, policy), sampled)
     if not gap <= probe.logprob_tolerance:
-        raise Broken(
+        raise Violation(
             f"with equal weight versions, log-probabilities of the {policy} policy differ from those of sampling by up "
             f"to {gap:.2g}, limit {probe.logprob_tolerance:g}"
         )
@@ -244,10 +244,10 @@ async def _batches(probe: BackendProbe) -> str:
     for _ in range(2):
         probe.backend.transform_to_backend_batch(samples)
     if [sample.to_json() for sample in samples] != before:
-        raise Broken("transform_to_backend_batch modifies the samples passed to it")
+        raise Violation("transform_to_backend_batch modifies the samples passed to it")
     outcome = await probe.train([_advantage(sample, 0.0) for sample in samples])
     if largest_gap(outcome.before, outcome.after) > probe.logprob_tolerance:
-        raise Broken(
+        raise Violation(
             "batches that were transformed but not processed, or advantages of 0, must not train: log-probabilities "
             f"moved by {largest_gap(outcome.before, outcome.after):.2g}"
         )
@@ -266,13 +266,13 @@ async def _updates(probe: BackendProbe) -> str:
     outcome = await probe.train(_with_advantages(samples, seed=1))
     moved = _mean_gap(outcome.before, outcome.after)
     if not moved > tolerance:
-        raise Broken(
+        raise Violation(
             f"an update moved log-probabilities by {moved:.2g} on average, not more than logprob_tolerance "
             f"{tolerance:g}: nothing is trained, or optimizer.learning_rate is too low"
         )
     probe.update = outcome
     if reference is not None and largest_gap(reference, await probe.logprobs(samples, "reference")) > tolerance:
-        raise Broken("an update changed the log-probabilities of the reference policy")
+        raise Violation("an update changed the log-probabilities of the reference policy")
     fresh = await probe.rollouts()
     gap = await _agreement(probe, fresh, "current")
     return f"moves log-probabilities by {moved:.2g}; completions sampled afterwards agree within {gap:.2g}"
@@ -281,15 +281,17 @@ async def _updates(probe: BackendProbe) -> str:
 def _check_same_update(probe: BackendProbe, found: Outcome, expected: Outcome, what: str) -> float:
     moved, gap = _mean_gap(expected.before, expected.after), _mean_gap(found.after, expected.after)
     if not moved > probe.logprob_tolerance:
-        raise Broken(f"an update moved log-probabilities by only {moved:.2g} on average, too little for a comparison")
+        raise Violation(
+            f"an update moved log-probabilities by only {moved:.2g} on average, too little for a comparison"
+        )
     if not gap <= UPDATE_SHARE * moved:
-        raise Broken(
+        raise Violation(
             f"{what}: log-probabilities differ by {gap:.2g} on average after an update that moves them by {moved:.2g}"
         )
     for name in {"loss", "grad_norm"} & found.metrics.keys() & expected.metrics.keys():
         mine, theirs = found.metrics[name], expected.metrics[name]
         if not abs(mine - theirs) <= SAME_METRIC * max(abs(mine), abs(theirs)) + probe.logprob_tolerance:
-            raise Broken(f"{what}: {name} is {mine:.6g}, expected {theirs:.6g}")
+            raise Violation(f"{what}: {name} is {mine:.6g}, expected {theirs:.6g}")
     return gap / moved
 
 
@@ -358,7 +360,7 @@ async def _advantages(probe: BackendProbe) -> str:
         outcome = await probe.train(given)
         change = float((outcome.after[chosen] - outcome.before[chosen]).sum())
         if not change * advantage > probe.logprob_tolerance:
-            raise Broken(
+            raise Violation(
                 f"an advantage of {advantage:+g} changed the log-probability of its completion by {change:+.2g}"
             )
         changes.append(f"{change:+.2g}")
@@ -373,7 +375,7 @@ async def _shutdown(probe: BackendProbe) -> str:
     except Exception as error:  # any type; its text is shown to users
         refusal = " ".join(f"{type(error).__name__}: {error}".split())
     else:
-        raise Broken("load_checkpoint must raise an error for an empty folder")
+        raise Violation("load_checkpoint must raise an error for an empty folder")
     for _ in range(2):
         await probe.shut_down()
     return f"works after an error ({refusal:.80}), and twice"

@@ -10,13 +10,13 @@ import numpy as np
 from rllm_core.algorithms.options import Configured
 from rllm_core.config import Section
 from rllm_core.plugins.blame import blamed
-from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
+from rllm_devkit.checks.results import CheckResult, NotApplicable, Violation
 
 PieceT = TypeVar("PieceT", bound=Configured)
 Check = Callable[[PieceT, np.random.Generator, int], str]
 """Check of a component: takes the number of examples to draw, and returns its finding.
 
-Raises `Broken` if the component violates its contract."""
+Raises `Violation` if the component violates its contract."""
 
 EXAMPLES = 30
 
@@ -32,7 +32,7 @@ def _result(name: str, check: Check[PieceT], piece: PieceT, seed: int, examples:
         return CheckResult(name, "passed", check(piece, np.random.default_rng(seed), examples))
     except NotApplicable as reason:
         return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
+    except Violation as problem:
         return CheckResult(name, "failed", str(problem))
     except Exception as error:  # an error in one check must not stop the others
         return CheckResult(name, "failed", " ".join(f"raised {type(error).__name__}: {error}".split()))
@@ -42,10 +42,10 @@ def options(piece: Configured, rng: np.random.Generator, examples: int) -> str:
     """Checks that every option is documented and that unknown options are rejected."""
     model = piece.options_model
     if not issubclass(model, Section):
-        raise Broken(f"{model.__name__} must subclass rllm_core.config.Section, or unknown keys would be ignored")
+        raise Violation(f"{model.__name__} must subclass rllm_core.config.Section, or unknown keys would be ignored")
     silent = [name for name, field in model.model_fields.items() if not field.description]
     if silent:
-        raise Broken(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
+        raise Violation(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
     if not isinstance(piece.options, model):
-        raise Broken(f"options must be a {model.__name__}, got a {type(piece.options).__name__}")
+        raise Violation(f"options must be a {model.__name__}, got a {type(piece.options).__name__}")
     return ", ".join(model.model_fields) or "none"

@@ -11,7 +11,7 @@ import numpy as np
 
 from rllm_core.engine import EngineBusy, RolloutEngine
 from rllm_core.types import Floats, SamplingParams, TokenIds, TokenInput, TokenOutput, is_id_array
-from rllm_devkit.checks.results import Broken, NotApplicable
+from rllm_devkit.checks.results import NotApplicable, Violation
 
 ResultT = TypeVar("ResultT")
 
@@ -51,7 +51,7 @@ class EngineProbe:
             )
         )
         if not isinstance(outputs, list) or len(outputs) != len(seeds):
-            raise Broken(f"{len(seeds)} completions were requested, but the call returned {outputs!r:.200}")
+            raise Violation(f"{len(seeds)} completions were requested, but the call returned {outputs!r:.200}")
         return [self._output(output) for output in outputs]
 
     async def single(
@@ -69,16 +69,18 @@ class EngineProbe:
     @staticmethod
     def _output(output: Any) -> TokenOutput:
         if not isinstance(output, TokenOutput) or not is_id_array(output.token_ids):
-            raise Broken(f"the engine must return a TokenOutput with an int32 array of token ids, got {output!r:.200}")
+            raise Violation(
+                f"the engine must return a TokenOutput with an int32 array of token ids, got {output!r:.200}"
+            )
         if len(output.token_ids) == 0:
-            raise Broken("a completion is empty; it needs at least one token, such as the stop token")
+            raise Violation("a completion is empty; it needs at least one token, such as the stop token")
         return output
 
     async def scores(self, tokens: TokenIds, start: int) -> Floats:
         """Returns the ``(tokens - start,)`` result of `RolloutEngine.compute_logprobs`."""
         scores = np.asarray(await self.within(lambda: self.engine.compute_logprobs(tokens, start=start)))
         if scores.shape != (len(tokens) - start,):
-            raise Broken(f"compute_logprobs returned shape {scores.shape} for {len(tokens) - start} tokens")
+            raise Violation(f"compute_logprobs returned shape {scores.shape} for {len(tokens) - start} tokens")
         return scores
 
     async def within(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -93,7 +95,7 @@ class EngineProbe:
                         await asyncio.sleep(max(BUSY_PAUSE_SECONDS, busy.retry_after_seconds))
         except TimeoutError:
             if deadline.expired():
-                raise Broken(f"no answer within {limit:g} s") from None
+                raise Violation(f"no answer within {limit:g} s") from None
             raise
 
     def sampled(self) -> list[tuple[TokenIds, TokenOutput]]:

@@ -14,7 +14,7 @@ from rllm_core.parser import BaseParser
 from rllm_core.types import FinishReason, Floats, MediaChunk, SamplingParams, TokenIds, TokenOutput, token_ids
 from rllm_devkit.checks.completions import QUESTION, SENTENCES
 from rllm_devkit.checks.engine_probe import EngineProbe
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 
 CERTAINLY_OUTSIDE = 2**31 - 1  # the largest int32, the dtype of token ids
 MAX_STOPS = 16
@@ -96,12 +96,12 @@ async def _tokens(probe: EngineProbe) -> str:
         before = prompt.copy()
         answers.append(await probe.group(prompt, range(probe.samples)))
         if not np.array_equal(before, prompt):
-            raise Broken("it modifies the prompt passed to it")
+            raise Violation("it modifies the prompt passed to it")
     for output in (output for outputs in answers for output in outputs):
         if len(output.token_ids) > limit:
-            raise Broken(f"a completion has {len(output.token_ids)} tokens, but max_response_tokens is {limit}")
+            raise Violation(f"a completion has {len(output.token_ids)} tokens, but max_response_tokens is {limit}")
         if int(output.token_ids.min()) < 0 or (size is not None and int(output.token_ids.max()) >= size):
-            raise Broken(f"a completion has ids outside the vocabulary of {size}: {output.token_ids.tolist()}")
+            raise Violation(f"a completion has ids outside the vocabulary of {size}: {output.token_ids.tolist()}")
     probe.answers = answers
     lengths = [len(output.token_ids) for _, output in probe.sampled()]
     return f"{len(lengths)} completions of {min(lengths)} to {max(lengths)} tokens for {len(answers)} prompts"
@@ -130,15 +130,15 @@ def _finished(outputs: Sequence[TokenOutput], params: SamplingParams) -> Counter
         ids = output.token_ids.tolist()
         shown = f"completion {ids}, stop tokens {list(params.stop_token_ids)}, at most {limit} tokens"
         if not set(params.stop_token_ids).isdisjoint(ids[:-1]):
-            raise Broken(f"the completion continues after a stop token: {shown}")
+            raise Violation(f"the completion continues after a stop token: {shown}")
         if len(ids) > limit:
-            raise Broken(f"the completion is too long: {shown}")
+            raise Violation(f"the completion is too long: {shown}")
         has_stop = ids[-1] in params.stop_token_ids
         if not has_stop and len(ids) < limit:
-            raise Broken(f"the completion ends before the limit, but without its stop token: {shown}")
+            raise Violation(f"the completion ends before the limit, but without its stop token: {shown}")
         expected = FinishReason.STOP if has_stop else FinishReason.LENGTH
         if output.finish_reason is not expected:
-            raise Broken(f"finish_reason is {output.finish_reason.value!r}, not {expected.value!r}: {shown}")
+            raise Violation(f"finish_reason is {output.finish_reason.value!r}, not {expected.value!r}: {shown}")
         ends[expected.value] += 1
     return ends
 
@@ -148,18 +148,18 @@ async def _logprobs(probe: EngineProbe) -> str:
     for _, output in probe.sampled():
         lowest = min(lowest, float(_checked_logprobs(output).min()))
     if lowest == 0:
-        raise Broken("all log-probabilities are 0, so they cannot be those of the sampled tokens")
+        raise Violation("all log-probabilities are 0, so they cannot be those of the sampled tokens")
     return f"from {lowest:.3g}"
 
 
 def _checked_logprobs(output: TokenOutput) -> Floats:
     if output.logprobs is None:
-        raise Broken("a completion has no log-probabilities, but supports_token_in_token_out is True")
+        raise Violation("a completion has no log-probabilities, but supports_token_in_token_out is True")
     logprobs = np.asarray(output.logprobs)
     if logprobs.shape != output.token_ids.shape:
-        raise Broken(f"log-probabilities of shape {logprobs.shape} for {len(output.token_ids)} tokens")
+        raise Violation(f"log-probabilities of shape {logprobs.shape} for {len(output.token_ids)} tokens")
     if not np.isfinite(logprobs).all() or logprobs.max() > HIGHEST_LOGPROB:
-        raise Broken(f"log-probabilities must be finite and at most 0, got {logprobs.tolist()}")
+        raise Violation(f"log-probabilities must be finite and at most 0, got {logprobs.tolist()}")
     return logprobs
 
 
@@ -172,7 +172,7 @@ async def _greedy(probe: EngineProbe) -> str:
             _checked_logprobs(output)
         _finished(outputs, params)
         if len({output.token_ids.tobytes() for output in outputs}) > 1:
-            raise Broken(f"at temperature 0, one prompt has several completions: {_shown(outputs)}")
+            raise Violation(f"at temperature 0, one prompt has several completions: {_shown(outputs)}")
     return "one completion per prompt"
 
 
@@ -186,10 +186,10 @@ async def _seeds(probe: EngineProbe) -> str:
         for prompt, before in zip(probe.prompts, probe.answers, strict=True):
             for first, second in zip(before, await probe.group(prompt, range(probe.samples)), strict=True):
                 if not np.array_equal(first.token_ids, second.token_ids):
-                    raise Broken(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
+                    raise Violation(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
             first, second = [await probe.single(prompt, 5) for _ in range(2)]
             if not np.array_equal(first.token_ids, second.token_ids):
-                raise Broken(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
+                raise Violation(f"the same seed gives different tokens on a second call: {_shown([first, second])}")
     singles = await asyncio.gather(*(probe.single(probe.prompts[0], seed) for seed in range(probe.samples)))
     concluded = [_differ(outputs, "in one call") for outputs in probe.answers]
     if not any([*concluded, _differ(singles, "one by one")]):
@@ -204,7 +204,7 @@ def _differ(outputs: Sequence[TokenOutput], how: str) -> bool:
         return True
     if (len(outputs) - 1) * float(_checked_logprobs(outputs[0]).sum()) > np.log(CHANCE):
         return False
-    raise Broken(f"{len(outputs)} different seeds {how} all give {outputs[0].token_ids.tolist()}")
+    raise Violation(f"{len(outputs)} different seeds {how} all give {outputs[0].token_ids.tolist()}")
 
 
 async def _groups(probe: EngineProbe) -> str:
@@ -253,12 +253,12 @@ async def _cancellation(probe: EngineProbe) -> str:
         given_up.cancel()
         done, _ = await asyncio.wait({given_up}, timeout=probe.request_timeout_seconds)
         if not done:
-            raise Broken(f"a cancelled call did not end within {probe.request_timeout_seconds:g} s")
+            raise Violation(f"a cancelled call did not end within {probe.request_timeout_seconds:g} s")
         if not given_up.cancelled() and given_up.exception() is not None:
-            raise Broken(f"a cancelled call raised {given_up.exception()!r} instead of CancelledError")
+            raise Violation(f"a cancelled call raised {given_up.exception()!r} instead of CancelledError")
         for output in (await neighbour, await probe.single(prompt, 0, params)):
             if not np.array_equal(output.token_ids, expected.token_ids):
-                raise Broken(f"cancelling a call changes the completions of others: {_shown([expected, output])}")
+                raise Violation(f"cancelling a call changes the completions of others: {_shown([expected, output])}")
     return "calls during and after a cancelled one are unaffected"
 
 
@@ -275,7 +275,7 @@ async def _outside(probe: EngineProbe) -> str:
         except EngineError:
             pass
         else:
-            raise Broken(
+            raise Violation(
                 f"a prompt with token id {token} must raise EngineError, but returned {output.token_ids.tolist()}"
             )
         finally:
@@ -283,7 +283,7 @@ async def _outside(probe: EngineProbe) -> str:
         [after] = await asyncio.gather(probe.single(prompt, 0, params), return_exceptions=True)
         for other in (beside, after):
             if not isinstance(other, TokenOutput) or not np.array_equal(other.token_ids, expected.token_ids):
-                raise Broken(f"rejecting a prompt changes the completions of others: {other!r}")
+                raise Violation(f"rejecting a prompt changes the completions of others: {other!r}")
     return f"{', '.join(map(str, outside))} rejected"
 
 
@@ -292,7 +292,7 @@ async def _versions(probe: EngineProbe) -> str:
     for _, output in probe.sampled():
         newest = version if output.newest_weight_version is None else output.newest_weight_version
         if (output.weight_version, newest) != (version, version):
-            raise Broken(
+            raise Violation(
                 f"completions have weight version {output.weight_version} to {newest}, but the engine's "
                 f"weight_version is {version}"
             )
@@ -306,14 +306,14 @@ async def _validation(probe: EngineProbe) -> str:
     before = await probe.group(prompt, range(probe.samples))
     output = await probe.single(prompt, 0, greedy, is_validation=True)
     if not np.array_equal(output.token_ids, expected.token_ids):
-        raise Broken("is_validation changes the sampled tokens")
+        raise Violation("is_validation changes the sampled tokens")
     after = await probe.group(prompt, range(probe.samples))
     again = await probe.single(prompt, 0, greedy)
     if not np.array_equal(again.token_ids, expected.token_ids):
-        raise Broken("a call with is_validation changes the completions of later calls without it")
+        raise Violation("a call with is_validation changes the completions of later calls without it")
     _differ(after, "after a call with is_validation")
     if probe.deterministic and [o.token_ids.tolist() for o in after] != [o.token_ids.tolist() for o in before]:
-        raise Broken("a call with is_validation changes the completions of later calls without it")
+        raise Violation("a call with is_validation changes the completions of later calls without it")
     return "affects its own call only"
 
 
@@ -326,9 +326,11 @@ async def _media(probe: EngineProbe) -> str:
         output = await probe.single([*probe.prompts[0].tolist(), image], 0)
     except (EngineError, ValueError) as error:
         if probe.engine.name not in str(error) or image.kind not in str(error):
-            raise Broken(f"the error for media must name the engine and the kind of media, got: {error}") from error
+            raise Violation(f"the error for media must name the engine and the kind of media, got: {error}") from error
         return str(error)
-    raise Broken(f"without media support, a prompt with an image must raise, but returned {output.token_ids.tolist()}")
+    raise Violation(
+        f"without media support, a prompt with an image must raise, but returned {output.token_ids.tolist()}"
+    )
 
 
 async def _scores(probe: EngineProbe) -> str:
@@ -355,14 +357,14 @@ async def _compare_scores(probe: EngineProbe, chosen: Sequence[tuple[TokenIds, T
         is_known = is_known or bool(known.any())
         gap = max(gap, _gap(scores[known], _checked_logprobs(output)[known], probe.logprob_tolerance))
     if not is_known:
-        raise Broken("compute_logprobs returned NaN for every token; set computes_logprobs = False")
+        raise Violation("compute_logprobs returned NaN for every token; set computes_logprobs = False")
     return gap
 
 
 def _gap(scores: Floats, sampled: Floats, tolerance: float) -> float:
     gap = float(np.abs(scores - sampled).max(initial=0.0))
     if not gap <= tolerance:
-        raise Broken(
+        raise Violation(
             f"compute_logprobs returned {scores.tolist()} for tokens sampled with {sampled.tolist()}: {gap:.2g} apart, "
             f"limit {tolerance:g} (report log-probabilities before top_k and top_p)"
         )

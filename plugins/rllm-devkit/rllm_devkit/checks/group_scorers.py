@@ -12,7 +12,7 @@ from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, checked
 from rllm_core.errors import UserError
 from rllm_core.types import Episode, MessageLike, MessageView, Step, Task, Trajectory, freeze, snapshot, token_ids
 from rllm_devkit.checks.answers import HOSTILE
-from rllm_devkit.checks.results import Broken, Check, CheckResult, checked
+from rllm_devkit.checks.results import Check, CheckResult, Violation, checked
 from rllm_devkit.scripted import ByteParser
 
 Reply = Callable[[Sequence[MessageLike]], str]
@@ -94,13 +94,13 @@ async def check_group_scorer(scorer: GroupScorer) -> list[CheckResult]:
     services = ScriptedScorerServices(lambda messages: "I cannot tell.")
     await scorer.open(services)
     try:
-        return await checked(_Probe(scorer), GROUP_SCORER_CHECKS)
+        return await checked(_GroupScorerProbe(scorer), GROUP_SCORER_CHECKS)
     finally:
         await scorer.close()
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _GroupScorerProbe:
     """Group scorer under test."""
 
     scorer: GroupScorer
@@ -110,52 +110,52 @@ class _Probe:
         try:
             returned = await self.scorer.score(group, ScriptedScorerServices(lambda messages: answer))
         except UserError as error:
-            raise Broken(f"a text ended the run: {error}") from error
+            raise Violation(f"a text ended the run: {error}") from error
         except Exception:  # the contract allows it: the run tries again
             return dict.fromkeys(episode.rollout_id for episode in group.episodes)
         try:
             return dict(checked_scores(returned, group))
         except ValueError as error:
-            raise Broken(str(error)) from error
+            raise Violation(str(error)) from error
 
 
-async def _valid(probe: _Probe) -> str:
+async def _valid(probe: _GroupScorerProbe) -> str:
     sizes = (1, 2, 4, 9)
     for size in sizes:
         await probe.scores(group_of([f"answer {number}" for number in range(size)]))
     return f"groups of {', '.join(map(str, sizes))} rollouts"
 
 
-async def _hostile(probe: _Probe) -> str:
+async def _hostile(probe: _GroupScorerProbe) -> str:
     for start in range(0, len(HOSTILE), 4):
         await probe.scores(group_of(HOSTILE[start : start + 4]))
     return f"{len(HOSTILE)} answers"
 
 
-async def _unreadable(probe: _Probe) -> str:
+async def _unreadable(probe: _GroupScorerProbe) -> str:
     for answer in HOSTILE:
         await probe.scores(group_of(["yes", "no"]), answer)
     return f"{len(HOSTILE)} answers of the scorer's model"
 
 
-async def _repeatable(probe: _Probe) -> str:
+async def _repeatable(probe: _GroupScorerProbe) -> str:
     group = group_of(["yes", "no", "maybe", ""])
     first, again = await probe.scores(group), await probe.scores(group)
     if first != again:
-        raise Broken(f"the same group got the scores {first}, and later {again}; draw from group.seed only")
+        raise Violation(f"the same group got the scores {first}, and later {again}; draw from group.seed only")
     return "a second call returns the same scores"
 
 
-async def _no_side_effects(probe: _Probe) -> str:
+async def _no_side_effects(probe: _GroupScorerProbe) -> str:
     group = group_of(["yes", "no"], rewards=[1.0, 0.0])
     before = [episode.to_json() for episode in group.episodes]
     await probe.scores(group)
     if [episode.to_json() for episode in group.episodes] != before:
-        raise Broken("score() changed an episode; return the scores, and leave the episodes as they are")
+        raise Violation("score() changed an episode; return the scores, and leave the episodes as they are")
     return "the episodes are unchanged"
 
 
-GROUP_SCORER_CHECKS: dict[str, Check[_Probe]] = {
+GROUP_SCORER_CHECKS: dict[str, Check[_GroupScorerProbe]] = {
     "valid scores": _valid,
     "hostile texts": _hostile,
     "unreadable answers": _unreadable,

@@ -18,7 +18,7 @@ from rllm_core.scope import RolloutScope
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, SamplingParams, Task, TokenInput, TokenOutput, thaw
 from rllm_core.workflow import Workflow
-from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.results import Violation
 from rllm_devkit.hosted import Hosted
 from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
@@ -27,7 +27,7 @@ CLEANUP_SECONDS = 0.05
 BATCH_SECONDS = 0.02
 
 
-class ToolParser(ByteParser):
+class HostToolParser(ByteParser):
     """Parser that accepts tools."""
 
     supports_tools = True
@@ -44,7 +44,7 @@ class WatchedEngine(ScriptedEngine):
     """
 
     def __init__(self, needed: int = 1) -> None:
-        super().__init__(ToolParser())
+        super().__init__(HostToolParser())
         self.needed = needed
         self.asked = 0
         self.cancelled = 0
@@ -126,7 +126,7 @@ class HostProbe:
         await asyncio.wait([task], timeout=self.seconds)
         if not task.done():
             task.cancel()
-            raise Broken(f"{what} did not end within {self.seconds:g} s")
+            raise Violation(f"{what} did not end within {self.seconds:g} s")
         return task.result()
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from rllm_core.config import RolloutConfig
 from rllm_core.types import Episode, Task
 from rllm_devkit.checks.host_probe import HostProbe, MakeHost, WatchedEngine, comparable, difference
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 from rllm_devkit.hosted import Unopenable
 
 MANY = 32
@@ -94,21 +94,21 @@ async def _opening(probe: HostProbe) -> str:
         host = probe.host()
         [episode] = await probe.play([task("one", [SAY, ASK])], host)
         if len(episode.metadata.get("where", {}).get("opened", ())) != 1:
-            raise Broken(
+            raise Violation(
                 f"the workflow must be opened once before its rollouts; it ended as {comparable(episode)!r:.300}"
             )
         report = host.report()
         if not report.where:
-            raise Broken("report() does not say where rollouts run")
+            raise Violation("report() does not say where rollouts run")
     host = probe.host(workflow=Unopenable)
     try:
         async with probe.opened(host):
-            raise Broken("open() returns, although open() of the workflow has raised an error")
+            raise Violation("open() returns, although open() of the workflow has raised an error")
     except Exception as error:  # any type
-        if isinstance(error, Broken):
+        if isinstance(error, Violation):
             raise
         if "the check has no server" not in str(error):
-            raise Broken(
+            raise Violation(
                 f"the error of open() must say why the workflow cannot be opened, not {error!r:.300}"
             ) from None
     return report.where
@@ -130,7 +130,7 @@ async def _equal(probe: HostProbe, tasks: Sequence[Task]) -> str:
     inline, here = await probe.inline(tasks), await probe.play(tasks)
     for mine, other in zip(here, inline, strict=True):
         if different := difference(mine, other):
-            raise Broken(f"the episode of task {mine.task_id!r} is another: {different}")
+            raise Violation(f"the episode of task {mine.task_id!r} is another: {different}")
     return f"{len(tasks)} as in this process"
 
 
@@ -162,9 +162,9 @@ async def _cancelled(probe: HostProbe, host: Any, do: list[Any], engine: Watched
     running.cancel()
     await asyncio.wait([running], timeout=probe.seconds)
     if not running.done():
-        raise Broken(f"run() did not end within {probe.seconds:g} s after its cancellation")
+        raise Violation(f"run() did not end within {probe.seconds:g} s after its cancellation")
     if not running.cancelled():
-        raise Broken(f"run() of a cancelled rollout must raise CancelledError, not {running.exception()!r:.200}")
+        raise Violation(f"run() of a cancelled rollout must raise CancelledError, not {running.exception()!r:.200}")
 
 
 async def _capacity(probe: HostProbe) -> str:
@@ -185,7 +185,7 @@ async def _capacity(probe: HostProbe) -> str:
             gives_up, waits = asyncio.create_task(wait()), asyncio.create_task(wait())
             await asyncio.wait([gives_up, waits], timeout=LONGER_THAN_NOTHING_SECONDS)
             if gives_up.done() or waits.done():
-                raise Broken(f"capacity is {capacity}, but place() did not wait when {capacity} places were held")
+                raise Violation(f"capacity is {capacity}, but place() did not wait when {capacity} places were held")
             gives_up.cancel()
             await asyncio.wait([gives_up])
         place = await probe.soon(waits, "place(), when one was free again,")
@@ -200,11 +200,11 @@ async def _concurrency(probe: HostProbe) -> str:
     engine = WatchedEngine(needed=number)
     try:
         here = await probe.play(tasks, host, engine=engine)
-    except Broken as error:
-        raise Broken(f"{number} rollouts must run at once, but {engine.asked} called the model: {error}") from None
+    except Violation as error:
+        raise Violation(f"{number} rollouts must run at once, but {engine.asked} called the model: {error}") from None
     for mine, other in zip(here, await probe.inline(tasks), strict=True):
         if different := difference(mine, other):
-            raise Broken(f"the episode of task {mine.task_id!r} is another among {number}: {different}")
+            raise Violation(f"the episode of task {mine.task_id!r} is another among {number}: {different}")
     return f"{number} at once"
 
 
@@ -218,7 +218,7 @@ async def _settled(probe: HostProbe) -> str:
     await probe.play(tasks, engine=here, lockstep=True)
     batches, expected = [[sorted(batch) for batch in engine.batches] for engine in (here, inline)]
     if batches != expected:
-        raise Broken(
+        raise Violation(
             "is_settled must be False while a rollout computes: with a deterministic engine, the sizes of batches are "
             f"{[len(batch) for batch in batches]}, but inline {[len(batch) for batch in expected]}"
         )
@@ -232,7 +232,7 @@ async def _elsewhere(probe: HostProbe) -> str:
     is_here = (where.get("host"), where.get("pid")) == (socket.gethostname(), os.getpid())
     if host.runs_elsewhere == is_here:
         found = "in this process" if is_here else f"in {where}"
-        raise Broken(f"runs_elsewhere is {host.runs_elsewhere}, but a rollout ran {found}")
+        raise Violation(f"runs_elsewhere is {host.runs_elsewhere}, but a rollout ran {found}")
     return "in this process" if is_here else "outside of this process"
 
 
@@ -246,18 +246,18 @@ async def _lost_workers(probe: HostProbe) -> str:
         exits = task("exits", [SAY, ASK, ["exit"]])
         first, *others = await probe.rollouts(probe.runner(host, WatchedEngine()), [exits, *fine])
         if first.termination_reason.value != "worker_lost":
-            raise Broken(f"a rollout that ends its process must end as 'worker_lost', not {_how(first)}")
+            raise Violation(f"a rollout that ends its process must end as 'worker_lost', not {_how(first)}")
         for episode in [*others, *await probe.rollouts(probe.runner(host, WatchedEngine()), fine)]:
             _check_done(episode, "beside or after one that ends its process")
         if not host.report().lost_rollouts:
-            raise Broken("report() has no lost rollouts after one that ended its process")
+            raise Violation("report() has no lost rollouts after one that ended its process")
     host = probe.host(**{**limits, "max_attempts": 1, "rollout_timeout_seconds": probe.rollout_seconds})
     async with probe.opened(host):
         blocks, other = await probe.rollouts(
             probe.runner(host, WatchedEngine()), [task("blocks", [SAY, ASK, ["block"]]), fine[0]]
         )
         if blocks.termination_reason.value not in ("timeout", "worker_lost"):
-            raise Broken(f"a rollout that blocks must end as 'timeout' at its deadline, not {_how(blocks)}")
+            raise Violation(f"a rollout that blocks must end as 'timeout' at its deadline, not {_how(blocks)}")
         _check_done(other, "beside one that blocks")
         [after] = await probe.rollouts(probe.runner(host, WatchedEngine()), fine[:1])
         _check_done(after, "after one that blocks")
@@ -266,7 +266,7 @@ async def _lost_workers(probe: HostProbe) -> str:
 
 def _check_done(episode: Episode, when: str) -> None:
     if episode.termination_reason.value != "done":
-        raise Broken(f"a rollout {when} must end as 'done', not {_how(episode)}")
+        raise Violation(f"a rollout {when} must end as 'done', not {_how(episode)}")
 
 
 def _how(episode: Episode) -> str:
@@ -283,7 +283,7 @@ async def _ending(probe: HostProbe) -> str:
         where = episode.metadata.get("where", {})
         left = {task for task in asyncio.all_tasks() - before if not task.done()}
         if left:
-            raise Broken(f"after close(), a task still runs: {next(iter(left))!r:.200}")
+            raise Violation(f"after close(), a task still runs: {next(iter(left))!r:.200}")
         if not host.runs_elsewhere or where.get("host") != socket.gethostname():
             return "no task"
         children = [int(pid) for pid in pids.read_text(encoding="utf-8").split()]

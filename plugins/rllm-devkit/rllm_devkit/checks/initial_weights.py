@@ -6,7 +6,7 @@ import numpy as np
 
 from rllm_core.backend import BackendProtocol
 from rllm_devkit.checks.backend_probe import BackendProbe, check_as_saved
-from rllm_devkit.checks.results import Broken, NotApplicable
+from rllm_devkit.checks.results import NotApplicable, Violation
 
 
 async def check_initial_weights(probe: BackendProbe) -> str:
@@ -25,7 +25,7 @@ async def check_initial_weights(probe: BackendProbe) -> str:
     await probe.load_weights(saved)
     check_as_saved(probe, await probe.known_logprobs(), saved, "after load_weights, log-probabilities differ")
     if probe.backend.state_dict() != state:
-        raise Broken(f"load_weights changes state_dict() from {state} to {probe.backend.state_dict()}")
+        raise Violation(f"load_weights changes state_dict() from {state} to {probe.backend.state_dict()}")
     still = [sample.model_copy(update={"advantages": np.zeros_like(sample.advantages)}) for sample in probe.samples]
     outcome = await probe.train(still)
     what = "after load_weights, advantages of 0 train: the optimizer is not new; log-probabilities differ"

@@ -11,7 +11,7 @@ import torch
 from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of, losses_of
 from rllm_core.errors import UserError
 from rllm_devkit.checks.configured import Check
-from rllm_devkit.checks.results import Broken, NotApplicable
+from rllm_devkit.checks.results import NotApplicable, Violation
 
 
 def drawn_inputs(rng: np.random.Generator, examples: int, *, moved: float | None = None) -> Iterator[LossInputs]:
@@ -42,12 +42,12 @@ def _computed(loss: PolicyLoss, inputs: LossInputs) -> tuple[torch.Tensor, torch
     try:
         losses = losses_of(loss, inputs)
     except UserError as error:
-        raise Broken(str(error)) from error
+        raise Violation(str(error)) from error
     if not losses.requires_grad:
-        raise Broken("the losses have no gradient; compute them from inputs.logprobs without detaching")
+        raise Violation("the losses have no gradient; compute them from inputs.logprobs without detaching")
     [gradient] = torch.autograd.grad(losses.sum(), [inputs.logprobs], allow_unused=True)
     if gradient is None:
-        raise Broken("the gradient of the losses does not go through inputs.logprobs")
+        raise Violation("the gradient of the losses does not go through inputs.logprobs")
     return losses.detach(), gradient
 
 
@@ -62,7 +62,7 @@ def _shapes(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
         try:
             clipped_of(loss, inputs)
         except UserError as error:
-            raise Broken(str(error)) from error
+            raise Violation(str(error)) from error
     return f"{tokens} tokens in {examples} batches"
 
 
@@ -81,11 +81,11 @@ def _edges(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
                 )
                 _, gradient = _computed(loss, inputs)
                 if not torch.isfinite(gradient).all():
-                    raise Broken(
+                    raise Violation(
                         f"the gradient is {gradient} for log-probability {mine} (old: {old}) and advantage {advantage}"
                     )
                 if advantage == 0 and gradient.any():
-                    raise Broken("a token with advantage 0 has a non-zero gradient")
+                    raise Violation("a token with advantage 0 has a non-zero gradient")
     return "finite in float32 for log-probabilities from 0 to -10000, advantages up to 1000 and single tokens"
 
 
@@ -93,11 +93,11 @@ def _gradient(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
     for inputs in drawn_inputs(rng, examples, moved=0.0):
         constant = replace(inputs, logprobs=inputs.logprobs.detach())
         if losses_of(loss, constant).requires_grad:
-            raise Broken("the losses have a gradient that does not come from inputs.logprobs")
+            raise Violation("the losses have a gradient that does not come from inputs.logprobs")
         sign = torch.from_numpy(rng.choice([-1.0, 1.0], inputs.sequences))[inputs.sequence_of_token]
         _, gradient = _computed(loss, replace(inputs, advantages=sign))
         if not (gradient * sign < 0).all():
-            raise Broken(
+            raise Violation(
                 "on policy, gradient descent must raise the probability of tokens with positive advantages and "
                 "lower it for negative ones; check the sign"
             )
@@ -110,7 +110,7 @@ def _scale(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> str:
         for factor in (0.5, 3.0):
             scaled = _computed(loss, replace(inputs, advantages=factor * inputs.advantages))
             if not _is_same(scaled[0], factor * losses) or not _is_same(scaled[1], factor * gradient):
-                raise Broken(
+                raise Violation(
                     "losses and gradients must scale with the advantages, because corrections are weights on them"
                 )
     return "losses and gradients scale with the advantages"
@@ -132,7 +132,7 @@ def _sequence_by_sequence(loss: PolicyLoss, rng: np.random.Generator, examples: 
             if not all(
                 _is_same(one, other[chosen]) for one, other in zip(_computed(loss, alone), together, strict=True)
             ):
-                raise Broken("the losses of a sequence depend on other sequences, and so on how a step is split")
+                raise Violation("the losses of a sequence depend on other sequences, and so on how a step is split")
     return f"{examples} batches"
 
 
@@ -142,7 +142,7 @@ def _old_logprobs(loss: PolicyLoss, rng: np.random.Generator, examples: int) -> 
     for inputs in drawn_inputs(rng, examples):
         without = _computed(loss, replace(inputs, old_logprobs=None))
         if not all(map(_is_same, _computed(loss, inputs), without)):
-            raise Broken("it depends on inputs.old_logprobs; set needs_old_logprobs = True")
+            raise Violation("it depends on inputs.old_logprobs; set needs_old_logprobs = True")
     return "not needed"
 
 
@@ -152,9 +152,9 @@ def _leaves_inputs_alone(loss: PolicyLoss, rng: np.random.Generator, examples: i
         before = [tensor.detach().clone() for tensor in tensors]
         first, second = _computed(loss, inputs), _computed(loss, inputs)
         if not all(map(torch.equal, tensors, before)):
-            raise Broken("it modifies the tensors passed to it")
+            raise Violation("it modifies the tensors passed to it")
         if not all(map(torch.equal, first, second)):
-            raise Broken("a second call with the same inputs returns different losses")
+            raise Violation("a second call with the same inputs returns different losses")
     return f"{examples} batches"
 
 

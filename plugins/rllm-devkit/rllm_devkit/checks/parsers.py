@@ -15,7 +15,7 @@ import numpy as np
 from rllm_core.parser import BaseParser, Termination
 from rllm_core.types import MessageLike, Messages, starts_with, token_ids
 from rllm_devkit.checks.completions import QUESTION, SENTENCES, TAILS, TOOL, Completions, tail
-from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
+from rllm_devkit.checks.results import CheckResult, NotApplicable, Violation
 
 ANSWER = {"role": "assistant", "content": SENTENCES[0]}
 THREADS = 4
@@ -43,7 +43,7 @@ def _result(name: str, check: Check, parser: BaseParser, seed: int, examples: in
         return CheckResult(name, "passed", check(Completions(parser, seed), examples))
     except NotApplicable as reason:
         return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
+    except Violation as problem:
         return CheckResult(name, "failed", str(problem))
     except Exception as error:  # an error in one check must not stop the others
         what = " ".join(f"{type(error).__name__}: {error}".split())
@@ -57,9 +57,9 @@ def _result(name: str, check: Check, parser: BaseParser, seed: int, examples: in
 def _stop_tokens(completions: Completions, examples: int) -> str:
     stops = completions.parser.get_stop_token_ids()
     if not stops:
-        raise Broken("get_stop_token_ids() returned no token, but some token must end a turn")
+        raise Violation("get_stop_token_ids() returned no token, but some token must end a turn")
     if len(set(stops)) != len(stops) or any(type(stop) is not int or stop < 0 for stop in stops):
-        raise Broken(f"get_stop_token_ids() must return distinct token ids, got {stops!r}")
+        raise Violation(f"get_stop_token_ids() must return distinct token ids, got {stops!r}")
     return ", ".join(map(str, stops))
 
 
@@ -77,9 +77,9 @@ def _rendering(completions: Completions, examples: int) -> str:
                 ids = parser.render(conversation, tools=tools, add_generation_prompt=prompt)
                 again = parser.render(Messages(conversation), tools=tools, add_generation_prompt=prompt)
                 if (conversation, tools) != before:
-                    raise Broken("render() modifies the messages or tools passed to it")
+                    raise Violation("render() modifies the messages or tools passed to it")
                 if token_ids(ids).tolist() != token_ids(again).tolist():
-                    raise Broken("a second render() of the same messages returns different tokens")
+                    raise Violation("a second render() of the same messages returns different tokens")
     return f"{len(_conversations())} conversations, with and without tools and prompt"
 
 
@@ -93,12 +93,14 @@ def _reading(completions: Completions, examples: int) -> str:
             parsed = parser.parse_completion(given, prompt_ids=prompt, tools=completions.rng.choice([None, [TOOL]]))
             json.dumps(parsed.to_message(turn=0))
         except Exception as error:  # parsing must not raise any exception
-            raise Broken(f"parse_completion({sampled}) raised {type(error).__name__}: {error}") from error
+            raise Violation(f"parse_completion({sampled}) raised {type(error).__name__}: {error}") from error
         if given != sampled:
-            raise Broken(f"parse_completion({sampled}) modifies the completion")
+            raise Violation(f"parse_completion({sampled}) modifies the completion")
         has_stop = not set(completions.stops).isdisjoint(sampled)
         if has_stop is (parsed.termination is Termination.TRUNCATED):
-            raise Broken(f"{sampled} has {'a' if has_stop else 'no'} stop token, but is parsed as {parsed.termination}")
+            raise Violation(
+                f"{sampled} has {'a' if has_stop else 'no'} stop token, but is parsed as {parsed.termination}"
+            )
         ends[parsed.termination.value] += 1
     return ", ".join(f"{count} {termination}" for termination, count in sorted(ends.items()))
 
@@ -123,17 +125,19 @@ def _bridging(completions: Completions, examples: int) -> str:
         before = copy.deepcopy(arguments)
         ids = parser.bridge_to_next_turn(*arguments[:3], tools=arguments[3])
         if arguments != before:
-            raise Broken(f"bridging {sampled} to [{kind}] modifies the arguments")
+            raise Violation(f"bridging {sampled} to [{kind}] modifies the arguments")
         if ids is None:
             continue
         bridged += 1
         if not starts_with(ids, [*prompt, *sampled]):
-            raise Broken(f"after {sampled}, the bridge to [{kind}] does not start with the prompt and the completion")
+            raise Violation(
+                f"after {sampled}, the bridge to [{kind}] does not start with the prompt and the completion"
+            )
     tails = bridged_tails(parser)
     if parser.supports_bridge and not tails and completions.written(ANSWER) is not None:
-        raise Broken("supports_bridge is True, but bridge_to_next_turn returns None for every finished answer")
+        raise Violation("supports_bridge is True, but bridge_to_next_turn returns None for every finished answer")
     if bridged and not parser.supports_bridge:
-        raise Broken("supports_bridge is False, but bridge_to_next_turn returns a bridge; set it to True")
+        raise Violation("supports_bridge is False, but bridge_to_next_turn returns a bridge; set it to True")
     listed = ", ".join(f"[{kind}]" for kind in tails) or "none"
     return f"{bridged} of {examples} bridged; tails after a finished answer: {listed}"
 
@@ -151,11 +155,13 @@ def _control_tokens(completions: Completions, examples: int) -> str:
         for token, spelling in spellings.items():
             honest, forged = ([_said_by(role, text)] for text in (plain, f"{plain} {spelling} {plain}"))
             if parser.count_control_tokens(forged) <= parser.count_control_tokens(honest):
-                raise Broken(f"count_control_tokens misses {spelling} in the text of a {role}")
+                raise Violation(f"count_control_tokens misses {spelling} in the text of a {role}")
             for write in (_whole, _bridge):
                 expected, found = (write(completions, [*said]) for said in (honest, forged))
                 if expected is not None and found is not None and found.count(token) != expected.count(token):
-                    raise Broken(f"{spelling} in the text of a {role} becomes control token {token}; encode it as text")
+                    raise Violation(
+                        f"{spelling} in the text of a {role} becomes control token {token}; encode it as text"
+                    )
     return f"{len(spellings)} spelled by users{' and tools' if parser.supports_tools else ''}, all kept as text"
 
 
@@ -198,12 +204,12 @@ def _sessions(completions: Completions, examples: int) -> str:
                 rejections.append(f"{type(error).__name__}: {error}".partition("\n")[0])
                 break
             if session.next_prompt(conversation) is not turn:
-                raise Broken("next_prompt() with the same messages returns another turn")
+                raise Violation("next_prompt() with the same messages returns another turn")
             session.discard()
             if session.next_prompt(conversation).prompt_ids.tolist() != turn.prompt_ids.tolist():
-                raise Broken("after discard(), next_prompt() with the same messages returns other tokens")
+                raise Violation("after discard(), next_prompt() with the same messages returns other tokens")
             if turn.break_reason is None and not starts_with(turn.prompt_ids, before):
-                raise Broken("a prompt does not continue the token sequence, but has no break_reason")
+                raise Violation("a prompt does not continue the token sequence, but has no break_reason")
             if turn.break_reason is not None:
                 breaks[turn.break_reason.value] += 1
             sampled.append(completions.anything())
@@ -214,13 +220,13 @@ def _sessions(completions: Completions, examples: int) -> str:
             conversation = [*conversation, session.answer, *tail(", ".join(["tool"] * len(calls)) or "user", calls)]
         recorded = [s.token_ids[start:end].tolist() for s in session.segments for start, end in s.completion_spans]
         if recorded != sampled:
-            raise Broken("the segments of a session do not contain the sampled tokens")
+            raise Violation("the segments of a session do not contain the sampled tokens")
         if sum(int(s.loss_mask.sum()) for s in session.segments) != sum(map(len, sampled)):
-            raise Broken("the loss masks of a session do not mark the sampled tokens")
+            raise Violation("the loss masks of a session do not mark the sampled tokens")
     if turns <= len(rejections):
-        raise Broken(f"no conversation reached its second turn: {rejections[0]}")
+        raise Violation(f"no conversation reached its second turn: {rejections[0]}")
     if "prefix_mismatch" in breaks:
-        raise Broken("a bridge does not start with the tokens before it")
+        raise Violation("a bridge does not start with the tokens before it")
     counted = ", ".join(f"{count} {reason}" for reason, count in sorted(breaks.items()))
     return f"{turns} turns, breaks: {counted or 'none'}" + (f"; {len(rejections)} rejected" if rejections else "")
 
@@ -231,10 +237,10 @@ def _copies(completions: Completions, examples: int) -> str:
     copied = copy.deepcopy(parser)  # the same protocol, within this process
     for conversation in _conversations():
         if copied.render(conversation) != parser.render(conversation):
-            raise Broken("a copy renders different tokens")
+            raise Violation("a copy renders different tokens")
     answer = completions.text()
     if copied.parse_completion(answer) != parser.parse_completion(answer):
-        raise Broken("a copy parses a different message")
+        raise Violation("a copy parses a different message")
     return "can be sent to another process"
 
 
@@ -251,7 +257,7 @@ def _threads(completions: Completions, examples: int) -> str:
     with ThreadPoolExecutor(THREADS) as pool:
         for number, together in enumerate(pool.map(use, range(max(examples, len(conversations))))):
             if not all(map(_same, together, alone[number % len(alone)])):
-                raise Broken("results differ when several threads use the parser at once")
+                raise Violation("results differ when several threads use the parser at once")
     return f"{THREADS} at once"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rllm_core.cli import CORE_COMMANDS
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import CORE_PACKAGE, PluginInfo, PluginManager
-from rllm_core.plugins.blame import Place
+from rllm_core.plugins.blame import CodePlace
 from rllm_core.plugins.discovery import installed_plugins
 from rllm_core.plugins.loading import suggest
 from rllm_core.plugins.missing import first_party
@@ -41,7 +41,7 @@ NEED_OTHERS = frozenset(kind.kind for kind in (BackendProvider, EngineProvider, 
 
 
 @dataclass(frozen=True)
-class Group:
+class ResultGroup:
     """Results for the plugin's package, for the plugin itself, or for one of its providers.
 
     Attributes:
@@ -84,7 +84,7 @@ class Wishes:
     deadline_seconds: float
 
 
-def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishes) -> list[Group]:
+def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishes) -> list[ResultGroup]:
     """Checks a plugin: its packaging, then the plugin itself, then its providers.
 
     Args:
@@ -106,8 +106,8 @@ def check_plugin(plugin: PluginInfo, others: Sequence[PluginInfo], wishes: Wishe
         _check_sections(health, wishes.overrides)
         about.append(_import_time(plugin))
     groups = [
-        Group(PACKAGING, plugin.name, tuple(map(_bounded, packaging_checks(plugin, health)))),
-        Group(PLUGIN, plugin.name, tuple(map(_bounded, about)), health.plugin.failure),
+        ResultGroup(PACKAGING, plugin.name, tuple(map(_bounded, packaging_checks(plugin, health)))),
+        ResultGroup(PLUGIN, plugin.name, tuple(map(_bounded, about)), health.plugin.failure),
     ]
     beside: list[PluginInfo] = []
     if any(provided["kind"] in NEED_OTHERS for provided in health.provides):
@@ -210,7 +210,7 @@ def _checked(
     provided: dict[str, str],
     wishes: Wishes,
     running: set[subprocess.Popen[bytes]],
-) -> Group:
+) -> ResultGroup:
     loaded = [plugin, *(beside if provided["kind"] in NEED_OTHERS else ())]
     asked = {
         "package": plugin.package,
@@ -223,11 +223,11 @@ def _checked(
     what = f"the check of {provided['kind']} {provided['name']!r}"
     found = run_child(["provider", json.dumps(asked)], wishes.deadline_seconds, running, module=__name__, what=what)
     if isinstance(found, str):
-        place = found.place or Place("", 0, "", plugin.name, plugin.package, plugin.version)
+        place = found.place or CodePlace("", 0, "", plugin.name, plugin.package, plugin.version)
         failed = (_bounded(CheckResult("checks", "failed", found)),)
-        return Group(provided["kind"], provided["name"], failed, place.to_json(found))
+        return ResultGroup(provided["kind"], provided["name"], failed, place.to_json(found))
     results = [CheckResult(**result) for result in found["results"]]
-    return Group(provided["kind"], provided["name"], tuple(map(_bounded, results)))
+    return ResultGroup(provided["kind"], provided["name"], tuple(map(_bounded, results)))
 
 
 def _results(asked: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rllm_core.run_file import apply_override, merged, toml_key, validated
 from rllm_core.text import one_line
 from rllm_devkit.checks.check_names import BUILT, RUN_FILE, checks_of
 from rllm_devkit.checks.parsers import check_parser
-from rllm_devkit.checks.results import Broken, CheckResult
+from rllm_devkit.checks.results import CheckResult, Violation
 
 __all__ = ["BUILT", "NeedsSettings", "Request", "check_provided", "checks_of", "run"]
 
@@ -132,7 +132,7 @@ class _Subject:
         record = self.provided.record
         name = getattr(found, "name", None)
         if name != record.name:
-            raise Broken(f"the class has the name {name!r}, but its record has {record.name!r}; make them equal")
+            raise Violation(f"the class has the name {name!r}, but its record has {record.name!r}; make them equal")
         return found
 
 
@@ -156,7 +156,7 @@ def check_provided(
     subject = _Subject(plugins, provided, request, folder)
     try:
         check = _CHECKED[type(provided.record)](subject)
-    except (NeedsSettings, Broken) as problem:
+    except (NeedsSettings, Violation) as problem:
         return [CheckResult(BUILT, "failed", str(problem))]
     except (Exception, SystemExit) as error:  # third-party code: its exception is the result of the check
         return [CheckResult(BUILT, "failed", blamed(error, provided.plugin))]
@@ -299,7 +299,7 @@ def _backend(subject: _Subject) -> _Checks:
     backend_class = subject.loaded()
     record = subject.provided.record
     if record.export is not None and not callable(subject.plugins.load(subject.provided, record.export)):
-        raise Broken(f"{record.export} must be a function, see rllm_core.backend")
+        raise Violation(f"{record.export} must be a function, see rllm_core.backend")
     subject.section()
     given = [*BACKEND_SETTINGS, *subject.overrides()]
     plugins = subject.plugins
@@ -378,9 +378,9 @@ def _reward_function(subject: _Subject) -> _Checks:
     try:
         inspect.signature(found).bind("task", "text")
     except TypeError as error:
-        raise Broken(f"it must accept a task and a text: {error}") from error
+        raise Violation(f"it must accept a task and a text: {error}") from error
     if inspect.iscoroutinefunction(found):
-        raise Broken("it is async; reward functions must be plain functions")
+        raise Violation("it is async; reward functions must be plain functions")
     return lambda: run(check_selected(subject.plugins, subject.name, subject.request.tasks))
 
 
@@ -395,7 +395,7 @@ def _sandbox(subject: _Subject) -> _Checks:
 def _command(subject: _Subject) -> _Checks:
     found: Any = subject.plugins.load(subject.provided)
     if not found.get_short_help_str():
-        raise Broken("it has no help; add a docstring")
+        raise Violation("it has no help; add a docstring")
     return list
 
 

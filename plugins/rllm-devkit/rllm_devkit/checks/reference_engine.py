@@ -10,7 +10,7 @@ from rllm_core.backend import BackendProtocol
 from rllm_core.engine import RolloutEngine
 from rllm_core.types import TokenOutput
 from rllm_devkit.checks.backend_probe import BackendProbe
-from rllm_devkit.checks.results import Broken, NotApplicable
+from rllm_devkit.checks.results import NotApplicable, Violation
 
 
 async def check_reference_engine(probe: BackendProbe) -> str:
@@ -24,9 +24,9 @@ async def check_reference_engine(probe: BackendProbe) -> str:
         raise NotApplicable("without determinism, two engines cannot be compared by what they sample")
     reference = await probe.reference_engine()
     if reference.weight_version != 0:
-        raise Broken(f"the weight_version of the reference engine is {reference.weight_version}, not 0")
+        raise Violation(f"the weight_version of the reference engine is {reference.weight_version}, not 0")
     if reference.parser is not probe.engine.parser:
-        raise Broken("the reference engine has another parser than the first engine")
+        raise Violation("the reference engine has another parser than the first engine")
     await probe.load(probe.first)  # the weights that this run started from
     at_start = await _sampled(probe, probe.engine)
     _check_same(probe, await _sampled(probe, reference), at_start, "the weights of the start")
@@ -53,7 +53,7 @@ def _check_same(probe: BackendProbe, found: list[TokenOutput], expected: list[To
     for mine, theirs in zip(found, expected, strict=True):
         is_same = mine.token_ids.tolist() == theirs.token_ids.tolist()
         if not is_same or mine.logprobs is None or theirs.logprobs is None:
-            raise Broken(f"the reference engine does not sample from {what}: it samples other tokens")
+            raise Violation(f"the reference engine does not sample from {what}: it samples other tokens")
         gap = float(np.abs(mine.logprobs - theirs.logprobs).max())
         if not gap <= probe.logprob_tolerance:
-            raise Broken(f"the reference engine does not sample from {what}: log-probabilities differ by {gap:.2g}")
+            raise Violation(f"the reference engine does not sample from {what}: log-probabilities differ by {gap:.2g}")

@@ -26,7 +26,7 @@ class CheckResult:
     detail: str
 
 
-class Broken(Exception):
+class Violation(Exception):
     """A provider violates its contract."""
 
 
@@ -53,7 +53,7 @@ async def _result(name: str, check: Check[SubjectT], subject: SubjectT) -> Check
         return CheckResult(name, "passed", task.result())
     except NotApplicable as reason:
         return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
+    except Violation as problem:
         return CheckResult(name, "failed", str(problem))
     except asyncio.CancelledError:
         return CheckResult(name, "failed", "a call raised CancelledError without being cancelled")

@@ -10,7 +10,7 @@ from rllm_core.sandbox import ChildError, Limits
 from rllm_core.services import RewardFunction, Services
 from rllm_core.types import Task
 from rllm_devkit.checks.answers import HOSTILE
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 
 if TYPE_CHECKING:
     from rllm_core.plugins import PluginManager
@@ -31,7 +31,7 @@ async def check_reward_function(reward: RewardFunction, tasks: Sequence[Task]) -
     Returns:
         One result per check.
     """
-    return await checked(_Probe(reward, tasks), REWARD_CHECKS)
+    return await checked(_RewardProbe(reward, tasks), REWARD_CHECKS)
 
 
 async def check_selected(plugins: PluginManager, name: str, tasks: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
@@ -47,7 +47,7 @@ async def check_selected(plugins: PluginManager, name: str, tasks: Sequence[Mapp
 
 
 @dataclass
-class _Probe:
+class _RewardProbe:
     """Reward function under test."""
 
     function: RewardFunction
@@ -63,32 +63,32 @@ class _Probe:
             return await self.function(task, text)
         except (ChildError, ValueError) as error:
             shown = " ".join(str(error).split())
-            raise Broken(f"no reward for task {task.task_id!r} and text {text[:40]!r}: {shown}") from error
+            raise Violation(f"no reward for task {task.task_id!r} and text {text[:40]!r}: {shown}") from error
 
 
-async def _numbers(probe: _Probe) -> str:
+async def _numbers(probe: _RewardProbe) -> str:
     rewards = [await probe.reward(task, text) for task in probe.given() for text in ORDINARY]
     return f"{len(rewards)} rewards from {min(rewards):g} to {max(rewards):g}"
 
 
-async def _hostile(probe: _Probe) -> str:
+async def _hostile(probe: _RewardProbe) -> str:
     task = probe.given()[0]
     for text in HOSTILE:
         await probe.reward(task, text)
     return f"{len(HOSTILE)} texts"
 
 
-async def _repeatable(probe: _Probe) -> str:
+async def _repeatable(probe: _RewardProbe) -> str:
     pairs = [(task, text) for task in probe.given() for text in ORDINARY]
     first = [await probe.reward(task, text) for task, text in pairs]
     again = [await probe.reward(task, text) for task, text in reversed(pairs)][::-1]
     for (task, text), before, after in zip(pairs, first, again, strict=True):
         if before != after:
-            raise Broken(f"task {task.task_id!r} and text {text!r} earned {before:g}, and later {after:g}")
+            raise Violation(f"task {task.task_id!r} and text {text!r} earned {before:g}, and later {after:g}")
     return f"{len(pairs)} rewards, twice"
 
 
-REWARD_CHECKS: dict[str, Check[_Probe]] = {
+REWARD_CHECKS: dict[str, Check[_RewardProbe]] = {
     "numbers": _numbers,
     "hostile texts": _hostile,
     "repeatable": _repeatable,

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from rllm_core.sandbox import CodeResult, Limits, Sandbox
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 
 AT_A_TIME = 8
 PLANTED = "RLLM_PLANTED_VARIABLE"
@@ -41,7 +41,7 @@ async def check_sandbox(
         One result per check. An exception raised by the sandbox fails the check that called it.
     """
     sandbox = make()
-    probe = _Probe(sandbox, wall_seconds, overhead_seconds)
+    probe = _SandboxProbe(sandbox, wall_seconds, overhead_seconds)
     try:
         return await checked(probe, SANDBOX_CHECKS)
     finally:
@@ -49,7 +49,7 @@ async def check_sandbox(
 
 
 @dataclass
-class _Probe:
+class _SandboxProbe:
     """Sandbox under test."""
 
     sandbox: Sandbox
@@ -68,101 +68,103 @@ class _Probe:
         except TimeoutError:
             if deadline.expired():
                 clock_seconds = f"wall_seconds was {clock.wall_seconds:g}"
-                raise Broken(f"{shown!r} did not end within {latest:g} s; {clock_seconds}") from None
+                raise Violation(f"{shown!r} did not end within {latest:g} s; {clock_seconds}") from None
             raise
         if not isinstance(result, CodeResult):
-            raise Broken(f"run_python({shown!r}) must return a CodeResult, got {result!r:.80}")
+            raise Violation(f"run_python({shown!r}) must return a CodeResult, got {result!r:.80}")
         if (result.exit_code is not None) != (result.outcome == "finished"):
-            raise Broken(
+            raise Violation(
                 f"{shown!r} has outcome {result.outcome!r} and exit code {result.exit_code!r}; set an exit code for "
                 "'finished' only"
             )
         if not 0 <= result.wall_seconds <= time.monotonic() - started + 0.1:
-            raise Broken(f"{shown!r}: wall_seconds is {result.wall_seconds!r}, which cannot be right")
+            raise Violation(f"{shown!r}: wall_seconds is {result.wall_seconds!r}, which cannot be right")
         return result
 
     async def finished(self, source: str, stdin: str = "", **limits: Any) -> CodeResult:
         """Does the same as `run`, for a program that must finish with exit code 0."""
         result = await self.run(source, stdin, **limits)
         if (result.outcome, result.exit_code) != ("finished", 0):
-            raise Broken(f"{source[:60]!r} ended as {result.outcome} {result.exit_code}: {result.stderr[-200:]!r}")
+            raise Violation(f"{source[:60]!r} ended as {result.outcome} {result.exit_code}: {result.stderr[-200:]!r}")
         return result
 
 
-async def _programs(probe: _Probe) -> str:
+async def _programs(probe: _SandboxProbe) -> str:
     result = await probe.finished("import sys\nprint(input()[::-1])\nsys.stderr.write('Ω')", "straße\n")
     if (result.stdout, result.stderr) != ("eßarts\n", "Ω"):
-        raise Broken(f"stdin, stdout or stderr is not passed on: {result.stdout!r}, {result.stderr!r}")
+        raise Violation(f"stdin, stdout or stderr is not passed on: {result.stdout!r}, {result.stderr!r}")
     left = await probe.run("import sys; sys.exit(7)")
     if left.exit_code != 7:
-        raise Broken(f"exit code 7 is reported as {left.exit_code}")
+        raise Violation(f"exit code 7 is reported as {left.exit_code}")
     await probe.finished("import sys; assert sys.stdin.read() == ''")
     return f"in {result.wall_seconds:.2f} s"
 
 
-async def _clock(probe: _Probe) -> str:
+async def _clock(probe: _SandboxProbe) -> str:
     ends = []
     for source in ("import time; time.sleep(3600)", "while True: pass", "9 ** 9 ** 9"):
         result = await probe.run(source, wall_seconds=probe.wall_seconds)
         if result.outcome not in ("timeout", "killed"):
-            raise Broken(f"{source!r} must end as 'timeout' or 'killed', got {result.outcome!r}")
+            raise Violation(f"{source!r} must end as 'timeout' or 'killed', got {result.outcome!r}")
         ends.append(result.wall_seconds)
     return f"ended after {min(ends):.2f} to {max(ends):.2f} s"
 
 
-async def _output(probe: _Probe) -> str:
+async def _output(probe: _SandboxProbe) -> str:
     for stream in ("out", "err"):
         source = f"import sys\nwhile True: sys.std{stream}.write('x' * 1000)"
         result = await probe.run(source, output_bytes=FEW_BYTES, wall_seconds=probe.wall_seconds)
         if result.outcome == "finished":
-            raise Broken(f"a program that writes to std{stream} forever is reported as 'finished'")
+            raise Violation(f"a program that writes to std{stream} forever is reported as 'finished'")
         size = max(len(text.encode()) for text in (result.stdout, result.stderr))
         if size > FEW_BYTES:
-            raise Broken(f"std{stream} has {size} bytes, but the limit is {FEW_BYTES}")
+            raise Violation(f"std{stream} has {size} bytes, but the limit is {FEW_BYTES}")
     return f"at most {FEW_BYTES} bytes"
 
 
-async def _memory(probe: _Probe) -> str:
+async def _memory(probe: _SandboxProbe) -> str:
     source = f"x = b'x' * {4 * MEMORY_LIMIT_BYTES}; print(len(x))"
     result = await probe.run(source, memory_bytes=MEMORY_LIMIT_BYTES)
     if result.exit_code == 0:
-        raise Broken(f"a program used {4 * MEMORY_LIMIT_BYTES} bytes, but the limit is {MEMORY_LIMIT_BYTES}")
+        raise Violation(f"a program used {4 * MEMORY_LIMIT_BYTES} bytes, but the limit is {MEMORY_LIMIT_BYTES}")
     return f"ended as {result.outcome}"
 
 
-async def _endings(probe: _Probe) -> str:
+async def _endings(probe: _SandboxProbe) -> str:
     killed = await probe.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     if killed.outcome not in ("killed", "finished") or killed.exit_code == 0:
-        raise Broken(f"a program that kills itself is reported as {killed.outcome!r} with exit code {killed.exit_code}")
+        raise Violation(
+            f"a program that kills itself is reported as {killed.outcome!r} with exit code {killed.exit_code}"
+        )
     for source in GARBAGE:
         result = await probe.run(source)
         if result.outcome == "finished" and result.exit_code == 0:
-            raise Broken(f"{source[:40]!r} fails, but is reported with exit code 0")
+            raise Violation(f"{source[:40]!r} fails, but is reported with exit code 0")
     return f"{1 + len(GARBAGE)} failing programs"
 
 
-async def _separation(probe: _Probe) -> str:
+async def _separation(probe: _SandboxProbe) -> str:
     look = "import os; print(sorted(os.listdir())); open('mine', 'w').write('x')"
     first, second = [(await probe.finished(look)).stdout for _ in range(2)]
     if first != second or "mine" in first:
-        raise Broken(f"a program finds files of an earlier one: {first.strip()}, then {second.strip()}")
+        raise Violation(f"a program finds files of an earlier one: {first.strip()}, then {second.strip()}")
     with mock.patch.dict(os.environ, {PLANTED: "1"}):
         seen = await probe.finished(f"import os; print(os.environ.get({PLANTED!r}))")
     if seen.stdout.strip() != "None":
-        raise Broken("a program sees the environment variables of this process, which may contain secrets")
+        raise Violation("a program sees the environment variables of this process, which may contain secrets")
     return "each in its own folder, without this process' environment variables"
 
 
-async def _concurrency(probe: _Probe) -> str:
+async def _concurrency(probe: _SandboxProbe) -> str:
     source = "import time; text = input(); time.sleep(0.1); print(text)"
     results = await asyncio.gather(*(probe.finished(source, f"{number}\n") for number in range(AT_A_TIME)))
     said = [result.stdout.strip() for result in results]
     if said != [str(number) for number in range(AT_A_TIME)]:
-        raise Broken(f"{AT_A_TIME} programs at once should print their numbers, but printed {said}")
+        raise Violation(f"{AT_A_TIME} programs at once should print their numbers, but printed {said}")
     return f"{AT_A_TIME} at once"
 
 
-async def _isolation(probe: _Probe) -> str:
+async def _isolation(probe: _SandboxProbe) -> str:
     if not probe.sandbox.isolates:
         raise NotApplicable("isolates is False: programs can reach this user's files, processes and network")
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
@@ -181,11 +183,11 @@ async def _isolation(probe: _Probe) -> str:
             said = (await probe.run(source)).stdout
             found = command_line in said if "command line" in what else PLANTED in said
             if found or Path(folder, "written").exists():
-                raise Broken(f"isolates is True, but a program {what}")
+                raise Violation(f"isolates is True, but a program {what}")
     return "no access to files, network or processes"
 
 
-SANDBOX_CHECKS: dict[str, Check[_Probe]] = {
+SANDBOX_CHECKS: dict[str, Check[_SandboxProbe]] = {
     "programs": _programs,
     "wall clock": _clock,
     "output": _output,

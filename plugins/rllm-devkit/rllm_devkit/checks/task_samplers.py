@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from rllm_core.algorithms.task_sampler import GroupResult, TaskSampler, checked_positions
 from rllm_core.errors import UserError
 from rllm_core.types import Task
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 
 WINDOW = 8
 WINDOWS = 30
@@ -101,11 +101,11 @@ def check_task_sampler(make: Make, tasks: Sequence[Task] | None = None) -> list[
     Returns:
         One result per check.
     """
-    return asyncio.run(checked(_Probe(make, some_tasks() if tasks is None else tasks), TASK_SAMPLER_CHECKS))
+    return asyncio.run(checked(_TaskSamplerProbe(make, some_tasks() if tasks is None else tasks), TASK_SAMPLER_CHECKS))
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _TaskSamplerProbe:
     """Task sampler under test."""
 
     make: Make
@@ -128,34 +128,36 @@ class _Probe:
             try:
                 run.play()
             except ValueError as error:
-                raise Broken(str(error)) from error
+                raise Violation(str(error)) from error
         return run.drawn
 
 
-async def _positions(probe: _Probe) -> str:
+async def _positions(probe: _TaskSamplerProbe) -> str:
     drawn = probe.drawn()
     return f"{len(drawn)} positions of {len(probe.tasks)} tasks, {len(set(drawn))} of them different"
 
 
-async def _repeatable(probe: _Probe) -> str:
+async def _repeatable(probe: _TaskSamplerProbe) -> str:
     if probe.drawn() != probe.drawn():
-        raise Broken("the same seed and the same results led to other tasks; derive every random choice from the seed")
+        raise Violation(
+            "the same seed and the same results led to other tasks; derive every random choice from the seed"
+        )
     return "twice the same tasks"
 
 
-async def _splitting(probe: _Probe) -> str:
+async def _splitting(probe: _TaskSamplerProbe) -> str:
     whole, parts = probe.drawn(), probe.drawn(sizes=(3, 1, WINDOW - 4))
     if whole != parts:
-        raise Broken(f"next(3), next(1) and next({WINDOW - 4}) return other tasks than next({WINDOW})")
+        raise Violation(f"next(3), next(1) and next({WINDOW - 4}) return other tasks than next({WINDOW})")
     return f"next({WINDOW}) in three parts"
 
 
-async def _late(probe: _Probe) -> str:
+async def _late(probe: _TaskSamplerProbe) -> str:
     probe.drawn(late=3)
     return "results up to 3 windows late"
 
 
-async def _resumed(probe: _Probe) -> str:
+async def _resumed(probe: _TaskSamplerProbe) -> str:
     for late in (0, 3):
         run = probe.run(late=late)
         for window in range(WINDOWS):
@@ -164,27 +166,27 @@ async def _resumed(probe: _Probe) -> str:
             again = probe.begun()
             again.load_state_dict(json.loads(state))
             if json.dumps(again.state_dict()) != state:
-                raise Broken(f"after window {window}, load_state_dict() and state_dict() return another state")
+                raise Violation(f"after window {window}, load_state_dict() and state_dict() return another state")
             if dict(again.metrics()) != dict(run.sampler.metrics()):
-                raise Broken(f"after window {window}, a restored sampler has other metrics")
+                raise Violation(f"after window {window}, a restored sampler has other metrics")
             run.sampler = again
         if run.drawn != probe.drawn(late=late):
-            raise Broken("a run that is resumed after every window draws other tasks than one that is not")
+            raise Violation("a run that is resumed after every window draws other tasks than one that is not")
     return f"{WINDOWS} resumes of a synchronous and of an asynchronous run"
 
 
-async def _quarantine(probe: _Probe) -> str:
+async def _quarantine(probe: _TaskSamplerProbe) -> str:
     half = frozenset(range(0, len(probe.tasks), 4)) | frozenset(range(1, len(probe.tasks), 4))
     in_a_row = longest = 0
     for position in probe.drawn(quarantined=half):
         in_a_row = in_a_row + 1 if position in half else 0
         longest = max(longest, in_a_row)
     if longest > 2 * len(probe.tasks):
-        raise Broken(f"{longest} tasks in a row were in quarantine; the run ends then. Leave skipped tasks out")
+        raise Violation(f"{longest} tasks in a row were in quarantine; the run ends then. Leave skipped tasks out")
     return f"at most {longest} draws of tasks in quarantine in a row"
 
 
-async def _few(probe: _Probe) -> str:
+async def _few(probe: _TaskSamplerProbe) -> str:
     sizes = []
     for size in (1, 2):
         try:
@@ -200,19 +202,19 @@ async def _few(probe: _Probe) -> str:
     return f"{' and '.join(map(str, sizes))} tasks, each drawn again before its result"
 
 
-async def _metrics(probe: _Probe) -> str:
+async def _metrics(probe: _TaskSamplerProbe) -> str:
     run = probe.run()
     names: set[str] = set()
     for _ in range(WINDOWS):
         for name, value in run.sampler.metrics().items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise Broken(f"metrics() has {name!r} = {value!r}; return finite numbers")
+                raise Violation(f"metrics() has {name!r} = {value!r}; return finite numbers")
             names.add(name)
         run.play()
     return ", ".join(sorted(names)) or "none"
 
 
-TASK_SAMPLER_CHECKS: dict[str, Check[_Probe]] = {
+TASK_SAMPLER_CHECKS: dict[str, Check[_TaskSamplerProbe]] = {
     "positions": _positions,
     "repeatable": _repeatable,
     "split draws": _splitting,

@@ -19,7 +19,7 @@ from rllm_core.config import RunConfig, Section
 from rllm_core.providers import NAME_PATTERN
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.tracker import Cell, Status, Tracker
-from rllm_devkit.checks.results import Broken, CheckResult, NotApplicable
+from rllm_devkit.checks.results import CheckResult, NotApplicable, Violation
 from rllm_devkit.disk import InterceptedDisk, Operation
 
 Recorded = Mapping[str, Sequence[tuple[int, float]]]
@@ -36,7 +36,7 @@ class _Secrets(Section):
 
 
 @dataclass
-class _Subject:
+class _TrackerSubject:
     """Tracker under test, as described by its author."""
 
     make: Callable[[], Tracker]
@@ -78,17 +78,17 @@ def check_tracker(
     Returns:
         One result per check. An exception raised by the tracker fails the check that called it.
     """
-    subject = _Subject(make, folder, read, local, deadline_seconds)
+    subject = _TrackerSubject(make, folder, read, local, deadline_seconds)
     folder.mkdir(parents=True, exist_ok=True)
     return [_result(name, check, subject) for name, check in TRACKER_CHECKS.items()]
 
 
-def _result(name: str, check: Callable[[_Subject], str], subject: _Subject) -> CheckResult:
+def _result(name: str, check: Callable[[_TrackerSubject], str], subject: _TrackerSubject) -> CheckResult:
     try:
         return CheckResult(name, "passed", check(subject))
     except NotApplicable as reason:
         return CheckResult(name, "skipped", str(reason))
-    except Broken as problem:
+    except Violation as problem:
         return CheckResult(name, "failed", str(problem))
     except KeyboardInterrupt:
         raise
@@ -114,19 +114,19 @@ class _Watched(Tracker):
         before = config.model_dump_json()
         self._pass_on("start", lambda: self.inner.start(config, run_dir))
         if config.model_dump_json() != before:
-            raise Broken("start modifies the run file passed to it")
+            raise Violation("start modifies the run file passed to it")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         before = dict(metrics)
         self._pass_on(f"log({step}, ...)", lambda: self.inner.log(step, metrics))
         if dict(metrics) != before:
-            raise Broken("log modifies the metrics passed to it")
+            raise Violation("log modifies the metrics passed to it")
 
     def log_table(self, name: str, step: int, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         before = copy.deepcopy((columns, rows))
         self._pass_on(f"log_table({name!r}, {step}, ...)", lambda: self.inner.log_table(name, step, columns, rows))
         if (columns, rows) != before:
-            raise Broken("log_table modifies the table passed to it")
+            raise Violation("log_table modifies the table passed to it")
 
     def finish(self, status: Status) -> None:
         self._pass_on(f"finish({status!r})", lambda: self.inner.finish(status))
@@ -146,7 +146,7 @@ class _Killed(_Watched):
 
 
 def _play(
-    subject: _Subject,
+    subject: _TrackerSubject,
     run_dir: Path,
     logged: Logged,
     status: Status = "completed",
@@ -164,7 +164,7 @@ def _play(
     asyncio.run(trackers.finish(status))
     if "it" in trackers.failed:
         where = f"{watched.calling}: " if watched.calling else ""
-        raise Broken(f"{where}{trackers.failed['it'].removeprefix('Broken: ')}")
+        raise Violation(f"{where}{trackers.failed['it'].removeprefix('Broken: ')}")
     return watched
 
 
@@ -192,7 +192,7 @@ def _expected(*logged: Logged) -> dict[str, list[tuple[int, float]]]:
     return by_name
 
 
-def _compare(subject: _Subject, run_dir: Path, expected: Recorded, *, whole: bool = True) -> bool:
+def _compare(subject: _TrackerSubject, run_dir: Path, expected: Recorded, *, whole: bool = True) -> bool:
     """Returns whether recorded metrics could be checked. Unless ``whole``, values logged again may be replaced."""
     if subject.read is None:
         return False
@@ -200,11 +200,11 @@ def _compare(subject: _Subject, run_dir: Path, expected: Recorded, *, whole: boo
     for name, points in expected.items():
         found = list(recorded.get(name, ()))
         if not found:
-            raise Broken(f"{name!r} was logged but not recorded; recorded: {sorted(recorded) or 'none'}")
+            raise Violation(f"{name!r} was logged but not recorded; recorded: {sorted(recorded) or 'none'}")
         wanted = points if whole else _last_of_each_step(points)
         found = found if whole else _last_of_each_step(found)
         if len(found) != len(wanted) or not all(_same(one, other) for one, other in zip(found, wanted, strict=True)):
-            raise Broken(f"{name!r} was logged as {wanted}, but recorded as {found}")
+            raise Violation(f"{name!r} was logged as {wanted}, but recorded as {found}")
     return True
 
 
@@ -220,26 +220,26 @@ def _same(one: tuple[int, float], other: tuple[int, float]) -> bool:
 # The checks; each returns its findings
 
 
-def _construction(subject: _Subject) -> str:
+def _construction(subject: _TrackerSubject) -> str:
     before = sorted(subject.folder.rglob("*"))
     first, second = subject.make(), subject.make()
     if not isinstance(first, Tracker):
-        raise Broken(f"{first!r:.80} is not a Tracker")
+        raise Violation(f"{first!r:.80} is not a Tracker")
     if first is second:
-        raise Broken("constructing it twice returned the same object")
+        raise Violation("constructing it twice returned the same object")
     name = getattr(first, "name", None)
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise Broken(f"the name {name!r} must match {NAME_PATTERN.pattern}")
+        raise Violation(f"the name {name!r} must match {NAME_PATTERN.pattern}")
     made = sorted(set(subject.folder.rglob("*")) - set(before))
     if made:
-        raise Broken(
+        raise Violation(
             f"the constructor wrote {made[0].relative_to(subject.folder)}; write in start() instead, because dry runs "
             "construct trackers too"
         )
     return name
 
 
-def _arrival(subject: _Subject) -> str:
+def _arrival(subject: _TrackerSubject) -> str:
     run_dir, logged = subject.run_dir("arrival"), _steps(0, 5)
     watched = _play(subject, run_dir, logged)
     slowest = max(watched.seconds, key=lambda what: watched.seconds[what])
@@ -249,13 +249,13 @@ def _arrival(subject: _Subject) -> str:
     return f"log was called {len(logged)} times; {seen}"
 
 
-def _names(subject: _Subject) -> str:
+def _names(subject: _TrackerSubject) -> str:
     odd = ["reward_mean/solver", "validation/pass@4", "reward_mean/a role: #1", "reward_mean/Prüfer", "x" * 200, "step"]
     _play(subject, subject.run_dir("names"), [(1, dict.fromkeys(odd, 0.5)), (2, dict.fromkeys(odd, 1e300))])
     return ", ".join(repr(name) if len(name) < 40 else f"one of {len(name)} characters" for name in odd)
 
 
-def _tables(subject: _Subject) -> str:
+def _tables(subject: _TrackerSubject) -> str:
     if type(subject.make()).log_table is Tracker.log_table:
         raise NotApplicable("it shows no tables (log_table)")
     odd = ["", "a|b\n| c", "<script>alert(1)</script>", "\x1b[2J\u202e\x00", "Prüfer 日本 \U0001f600", "x" * 20_000]
@@ -268,19 +268,19 @@ def _tables(subject: _Subject) -> str:
     return f"texts of a model, among them one of {len(odd[-1]):,} characters, and a table without rows"
 
 
-def _statuses(subject: _Subject) -> str:
+def _statuses(subject: _TrackerSubject) -> str:
     for status in get_args(Status):
         _play(subject, subject.run_dir(f"status_{status}"), _steps(1, 2), status)
     return ", ".join(get_args(Status))
 
 
-def _nothing_logged(subject: _Subject) -> str:
+def _nothing_logged(subject: _TrackerSubject) -> str:
     for status in get_args(Status):
         _play(subject, subject.run_dir(f"nothing_{status}"), [], status)
     return "start and finish without a log between them"
 
 
-def _resume(subject: _Subject) -> str:
+def _resume(subject: _TrackerSubject) -> str:
     run_dir, before, after = subject.run_dir("resume"), _steps(0, 5), _steps(4, 7, scale=2.0)
     _play(subject, run_dir, before, "interrupted")
     _play(subject, run_dir, after)
@@ -289,7 +289,7 @@ def _resume(subject: _Subject) -> str:
     return "steps 4 and 5 were logged again"
 
 
-def _killed(subject: _Subject) -> str:
+def _killed(subject: _TrackerSubject) -> str:
     run_dir = subject.run_dir("killed")
     again = _steps(0, 4, scale=2.0)
     _play(subject, run_dir, _steps(0, 3), watched_class=_Killed)
@@ -298,7 +298,7 @@ def _killed(subject: _Subject) -> str:
     return "a second tracker continued after one that was never finished"
 
 
-def _side_by_side(subject: _Subject) -> str:
+def _side_by_side(subject: _TrackerSubject) -> str:
     folders = [subject.run_dir(f"side_{number}") for number in range(2)]
     watched = {folder.name: _Watched(subject.make()) for folder in folders}
     trackers = [
@@ -327,30 +327,30 @@ def _side_by_side(subject: _Subject) -> str:
     for each in trackers:
         for name, failure in each.failed.items():
             if rejected != [name]:
-                raise Broken(f"two runs in one process: {watched[name].calling}: {failure}")
+                raise Violation(f"two runs in one process: {watched[name].calling}: {failure}")
     for folder, entries in zip(folders, logged, strict=True):
         if folder.name not in rejected:
             _compare(subject, folder, _expected(entries))
     return "it rejects a second run in one process" if rejected else "two runs in one process"
 
 
-def _secrets(subject: _Subject) -> str:
+def _secrets(subject: _TrackerSubject) -> str:
     run_dir = subject.run_dir("secrets")
     _play(subject, run_dir, _steps(1, 2))
     files = [path for path in subject.folder.rglob("*") if path.is_file()]
     for path in files:
         if SECRET.encode() in path.read_bytes():
-            raise Broken(f"{path.relative_to(subject.folder)} contains a SecretStr of the run file in plain text")
+            raise Violation(f"{path.relative_to(subject.folder)} contains a SecretStr of the run file in plain text")
     return f"no secrets in {len(files)} files"
 
 
-def _locality(subject: _Subject) -> str:
+def _locality(subject: _TrackerSubject) -> str:
     if not subject.local:
         raise NotApplicable("it does not promise to write only below the run folder (local)")
     with _written_outside(subject.folder) as outside:
         _play(subject, subject.run_dir("locality"), _steps(0, 3))
     if outside:
-        raise Broken(f"it wrote {sorted(outside)[0]}, outside {subject.folder}")
+        raise Violation(f"it wrote {sorted(outside)[0]}, outside {subject.folder}")
     return "nothing was written outside"
 
 
@@ -371,7 +371,7 @@ def _written_outside(folder: Path) -> Iterator[set[Path]]:
         yield outside
 
 
-TRACKER_CHECKS: dict[str, Callable[[_Subject], str]] = {
+TRACKER_CHECKS: dict[str, Callable[[_TrackerSubject], str]] = {
     "construction": _construction,
     "arrival": _arrival,
     "names": _names,

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Self
 
-from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.results import Violation
 
 SETTLED_SECONDS = 2.0
 SCHEDULER = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, nanoseconds waiting for one, turns
@@ -138,5 +138,5 @@ async def check_released(before: Mapping[str, int], what: str) -> None:
     deadline = loop.time() + SETTLED_SECONDS
     while grown := [kind for kind, count in held().items() if count > before[kind]]:
         if loop.time() > deadline:
-            raise Broken(f"{what} leaves {', '.join(grown)} behind")
+            raise Violation(f"{what} leaves {', '.join(grown)} behind")
         await asyncio.sleep(0.02)

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import UnsetType
 
 from rllm_core.hosts import wire
-from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.results import Violation
 
 MessageT = TypeVar("MessageT")
 TOKENS_PER_PART = 3
@@ -67,11 +67,11 @@ class Pipes:
         try:
             message = await asyncio.wait_for(self._queues[rollout].get(), self.seconds)
         except TimeoutError:
-            raise Broken(f"{wanted} did not come within {self.seconds:g} s{self.errors()}") from None
+            raise Violation(f"{wanted} did not come within {self.seconds:g} s{self.errors()}") from None
         if isinstance(message, Exception):
-            raise Broken(f"instead of {wanted}, {message}{self.errors()}")
+            raise Violation(f"instead of {wanted}, {message}{self.errors()}")
         if not isinstance(message, kind):
-            raise Broken(f"instead of {wanted}, it said {_shown(message)}")
+            raise Violation(f"instead of {wanted}, it said {_shown(message)}")
         return message
 
     @property
@@ -96,7 +96,7 @@ class Pipes:
                 await asyncio.wait_for(self._settled.wait_for(is_settled), self.seconds)
         except TimeoutError:
             said = [message.frames for message in self.log if isinstance(message, wire.Settled)]
-            raise Broken(
+            raise Violation(
                 f"it got {self.frames_sent} frames and has nothing to do, but no Settled with that number came within "
                 f"{self.seconds:g} s; the last had {said[-1] if said else 'none'}"
             ) from None
@@ -129,7 +129,7 @@ class Pipes:
         try:
             return await asyncio.wait_for(self.process.wait(), self.seconds)
         except TimeoutError:
-            raise Broken(f"it did not exit within {self.seconds:g} s") from None
+            raise Violation(f"it did not exit within {self.seconds:g} s") from None
 
     def errors(self) -> str:
         """Returns the last line that the worker wrote to standard error, for messages."""
@@ -186,7 +186,7 @@ async def started(command: Sequence[str], seconds: float) -> AsyncIterator[Pipes
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     except OSError as error:
-        raise Broken(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise Violation(f"{command[0]} cannot be started: {error.strerror}") from error
     pipes = Pipes(process, seconds)
     try:
         yield pipes
@@ -233,39 +233,39 @@ class Played:
         tools: Any = None,
         limit: int | None = None,
         stop_texts: Sequence[str] = (),
-    ) -> wire.Call:
+    ) -> wire.ModelCall:
         """Receives the rollout's next call, and checks its messages and tools.
 
         Raises:
             Broken: If they differ, or the call repeats data that the run already has.
         """
-        call = await self._pipes.next(wire.Call, self.number)
+        call = await self._pipes.next(wire.ModelCall, self.number)
         if call.call in self._calls:
-            raise Broken(f"two calls of a rollout have the number {call.call}")
+            raise Violation(f"two calls of a rollout have the number {call.call}")
         self._calls.add(call.call)
         if call.conversation != list(path):
-            raise Broken(f"a call of conversation {list(path)} has the path {call.conversation}")
+            raise Violation(f"a call of conversation {list(path)} has the path {call.conversation}")
         talk = self._talk(tuple(path))
         if not 0 <= call.kept <= len(talk.said):
-            raise Broken(f"a call keeps {call.kept} messages of a conversation with {len(talk.said)}")
+            raise Violation(f"a call keeps {call.kept} messages of a conversation with {len(talk.said)}")
         unknown = [one for one in call.messages if isinstance(one, str) and one not in self._responses]
         if unknown:
-            raise Broken(f"a call names step {unknown[0]!r}, which the rollout does not have")
+            raise Violation(f"a call names step {unknown[0]!r}, which the rollout does not have")
         said = [self._responses[one] if isinstance(one, str) else one for one in call.messages]
         if talk.said[: call.kept] + said != list(messages):
-            raise Broken(
+            raise Violation(
                 f"a call says {(talk.said[: call.kept] + said)!r:.200} (it keeps {call.kept} of {len(talk.said)} "
                 f"messages), but the workflow said {list(messages)!r:.200}"
             )
         most = next((at for at, pair in enumerate(zip(talk.said, messages, strict=False)) if pair[0] != pair[1]), None)
         most = min(len(talk.said), len(messages)) if most is None else most
         if call.kept != most:
-            raise Broken(f"a call keeps {call.kept} messages, but the run has {most} of them; send only what is new")
+            raise Violation(f"a call keeps {call.kept} messages, but the run has {most} of them; send only what is new")
         self._check_tools(talk, call, tools)
         if call.max_response_tokens != limit:
-            raise Broken(f"a call has max_response_tokens {call.max_response_tokens}, not {limit}")
+            raise Violation(f"a call has max_response_tokens {call.max_response_tokens}, not {limit}")
         if call.stop_texts != list(stop_texts):
-            raise Broken(f"a call has stop_texts {call.stop_texts}, not {list(stop_texts)}")
+            raise Violation(f"a call has stop_texts {call.stop_texts}, not {list(stop_texts)}")
         talk.was_answered = False
         return call
 
@@ -276,18 +276,18 @@ class Played:
         return self._talks[path]
 
     @staticmethod
-    def _check_tools(talk: _Talk, call: wire.Call, tools: Any) -> None:
+    def _check_tools(talk: _Talk, call: wire.ModelCall, tools: Any) -> None:
         if isinstance(call.tools, UnsetType):
             if not talk.was_answered:
-                raise Broken("a call leaves out its tools after one that was not answered; send them again")
+                raise Violation("a call leaves out its tools after one that was not answered; send them again")
         else:
             if call.tools and call.tools == talk.tools and talk.was_answered:
-                raise Broken("a call repeats the tools of the last one; leave them out while they are the same")
+                raise Violation("a call repeats the tools of the last one; leave them out while they are the same")
             talk.tools = call.tools
         if (talk.tools or None) != tools:
-            raise Broken(f"a call offers the tools {talk.tools}, but the workflow offers {tools}")
+            raise Violation(f"a call offers the tools {talk.tools}, but the workflow offers {tools}")
 
-    def step(self, call: wire.Call, text: str, *, kept: int | None = None) -> wire.Answer:
+    def step(self, call: wire.ModelCall, text: str, *, kept: int | None = None) -> wire.CallAnswered:
         """Returns the answer to a call.
 
         Args:
@@ -312,7 +312,7 @@ class Played:
         self.steps.append(step)
         self._responses[step] = response
         self._after[step] = talk.said, talk.tokens
-        return wire.Answer(
+        return wire.CallAnswered(
             self.number, call.call,
             wire.SampledStep(
                 step, response, kept, _bytes(prompt, "<i4"), _bytes(completion, "<i4"),
@@ -320,7 +320,7 @@ class Played:
             ),
         )  # fmt: skip
 
-    async def answer(self, call: wire.Call, text: str, *, kept: int | None = None) -> None:
+    async def answer(self, call: wire.ModelCall, text: str, *, kept: int | None = None) -> None:
         """Answers a call."""
         await self._pipes.send(self.step(call, text, kept=kept))
 
@@ -336,35 +336,35 @@ class Played:
         """
         ended = await self._pipes.next(wire.Ended, self.number)
         if ended.returned:
-            raise Broken(f"the workflow returned an episode, but the worker says {ended.returned!r}")
+            raise Violation(f"the workflow returned an episode, but the worker says {ended.returned!r}")
         [trajectory] = ended.trajectories if len(ended.trajectories) == 1 else [None]
         if not isinstance(trajectory, wire.ReturnedTrajectory):
-            raise Broken(f"the episode has one trajectory, but the worker says {ended.trajectories!r:.200}")
+            raise Violation(f"the episode has one trajectory, but the worker says {ended.trajectories!r:.200}")
         steps = [(one.step, one.changes) if isinstance(one, wire.ReturnedStep) else one for one in trajectory.steps]
         expected = [(step, (changes or {}).get(at, {})) for at, step in enumerate(self.steps)]
         if steps != expected:
-            raise Broken(f"the episode has the steps {expected}, but the worker says {steps}")
+            raise Violation(f"the episode has the steps {expected}, but the worker says {steps}")
         data = self._start["data"]
         if trajectory.fields.get("reward") != data.get("reward"):
-            raise Broken(f"the reward is {data.get('reward')!r}, but the trajectory has {trajectory.fields!r:.200}")
+            raise Violation(f"the reward is {data.get('reward')!r}, but the trajectory has {trajectory.fields!r:.200}")
         fields = ended.fields
         if fields.get("task_id") != self._start["task_id"]:
-            raise Broken(f"the episode is of task {self._start['task_id']!r}, but has the fields {fields!r:.200}")
+            raise Violation(f"the episode is of task {self._start['task_id']!r}, but has the fields {fields!r:.200}")
         metadata = fields.get("metadata", {})
         echo, seen = metadata.get("echo"), metadata.get("seen", {})
         if echo != data.get("echo"):
-            raise Broken(f"echo is {data.get('echo')!r:.100}, but its metadata have {echo!r:.100}")
+            raise Violation(f"echo is {data.get('echo')!r:.100}, but its metadata have {echo!r:.100}")
         mine = {"task_id": self._start["task_id"], "max_response_tokens": 40, "tokens": self.tokens}
         for name, value in mine.items():
             if seen.get(name) != value:
-                raise Broken(f"the workflow saw {name} = {seen.get(name)!r:.200}, but it is {value!r:.200}")
+                raise Violation(f"the workflow saw {name} = {seen.get(name)!r:.200}, but it is {value!r:.200}")
         return dict(seen)
 
     async def failed(self, reason: str, message: str, *, call: int | None = None) -> None:
         """Receives the rollout's failure, and checks its reason."""
         failed = await self._pipes.next(wire.Failed, self.number)
         if (failed.reason, failed.call) != (reason, call) or message not in failed.message:
-            raise Broken(
+            raise Violation(
                 f"the rollout failed as {reason!r} with {message!r} (call {call}), but the worker says "
                 f"{failed.reason!r} with {failed.message!r:.200} (call {failed.call})"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm_core.hosts import wire
-from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.results import Violation
 from rllm_devkit.checks.worker_pipes import Pipes, started
 
 
@@ -38,7 +38,7 @@ class WorkerProbe:
         try:
             yield pipes
             if left := [message for number in [None, *pipes.rollouts] for message in pipes.rest(number)]:
-                raise Broken(f"it says what nobody waits for: {left!r:.200}")
+                raise Violation(f"it says what nobody waits for: {left!r:.200}")
         except BaseException:
             await self.end()
             raise

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from rllm_core.hosts import wire
 from rllm_core.seeds import derive_seed
-from rllm_devkit.checks.results import Broken, Check, CheckResult, checked
+from rllm_devkit.checks.results import Check, CheckResult, Violation, checked
 from rllm_devkit.checks.worker_pipes import Pipes, Played
 from rllm_devkit.checks.worker_probe import ASK, SAY, WorkerProbe, tool, user, yes
 
@@ -47,9 +47,9 @@ async def _ready(probe: WorkerProbe) -> str:
     async with probe.own() as pipes:
         ready = await pipes.next(wire.Ready)
     if ready.version != wire.VERSION:
-        raise Broken(f"it speaks version {ready.version}; this kit checks version {wire.VERSION}")
+        raise Violation(f"it speaks version {ready.version}; this kit checks version {wire.VERSION}")
     if not ready.program or ready.pid < 1:
-        raise Broken(f"program and pid must say what runs, but are {ready.program!r} and {ready.pid}")
+        raise Violation(f"program and pid must say what runs, but are {ready.program!r} and {ready.pid}")
     return ready.program
 
 
@@ -66,7 +66,7 @@ async def _refusals(probe: WorkerProbe) -> str:
             await pipes.send(open)
             broken = await pipes.next(wire.Broken)
         if not broken.message:
-            raise Broken("Broken has no message")
+            raise Violation("Broken has no message")
         said.append(broken.message)
     return said[0]
 
@@ -77,12 +77,12 @@ async def _one_call(probe: WorkerProbe) -> str:
         await rollout.turn([user("one")])
         seen = await rollout.ended()
         if seen.get("is_validation") or seen.get("seeds") != {"main": 7 * rollout.number}:
-            raise Broken(f"the workflow saw {seen!r:.200}")
+            raise Violation(f"the workflow saw {seen!r:.200}")
         rollout = await pipes.start(SAY, ASK, ["reward", 0, 2.5], fields={"is_validation": True})
         await rollout.turn([user("one")])
         seen = await rollout.ended({0: {"reward": 2.5}})
         if seen.get("is_validation") is not True:
-            raise Broken("a rollout for validation does not know it")
+            raise Violation("a rollout for validation does not know it")
     return "call, answer, episode"
 
 
@@ -138,7 +138,7 @@ async def _forks(probe: WorkerProbe) -> str:
         second = derive_seed(main, "fork", 2)
         seeds = {"main": main, "a": derive_seed(main, "fork", 1), "b": second, "c": derive_seed(second, "fork", 1)}
         if seen.get("seeds") != seeds:
-            raise Broken(f"the seeds of the forks are {seen.get('seeds')}, but should be {seeds}")
+            raise Violation(f"the seeds of the forks are {seen.get('seeds')}, but should be {seeds}")
     return "3 forks, two calls at once, answers out of order"
 
 
@@ -165,7 +165,7 @@ async def _branches(probe: WorkerProbe) -> str:
         again = derive_seed(named, "fork", "x")
         expected = {"main": main, "left": named, "right": derive_seed(main, "fork", 1), "again": again, "twice": again}
         if seeds != expected:
-            raise Broken(f"the seeds of the forks are {seeds}, but should be {expected}")
+            raise Violation(f"the seeds of the forks are {seeds}, but should be {expected}")
     return "forks after steps, with names and without; stop texts"
 
 
@@ -208,14 +208,14 @@ async def _failed_calls(probe: WorkerProbe) -> str:
         await rollout.turn(messages, tools=add)
         seen = await rollout.ended()
         if not any("503 overloaded" in str(one) for one in seen.get("caught", [])):
-            raise Broken(f"the workflow caught {seen.get('caught')!r:.200}, not '503 overloaded'")
+            raise Violation(f"the workflow caught {seen.get('caught')!r:.200}, not '503 overloaded'")
     return f"{len(kinds) + 2} kinds, raised in the workflow, which can catch them"
 
 
-async def _fails_by_call(pipes: Pipes, rollout: Played, call: wire.Call) -> None:
+async def _fails_by_call(pipes: Pipes, rollout: Played, call: wire.ModelCall) -> None:
     failed = await pipes.next(wire.Failed, rollout.number)
     if failed.call != call.call:
-        raise Broken(f"the rollout failed by call {call.call}, but Failed has call {failed.call}")
+        raise Violation(f"the rollout failed by call {call.call}, but Failed has call {failed.call}")
 
 
 async def _failures(probe: WorkerProbe) -> str:
@@ -234,10 +234,10 @@ async def _given_up(probe: WorkerProbe) -> str:
         given_up = await rollout.call([user("one")])
         said = await pipes.next(wire.GiveUp, rollout.number)
         if said.call != given_up.call:
-            raise Broken(f"call {given_up.call} was given up, but GiveUp has call {said.call}")
+            raise Violation(f"call {given_up.call} was given up, but GiveUp has call {said.call}")
         call = await rollout.call([user("one"), user("two")])
         late = wire.SampledStep("late", yes("late"), 0, b"", b"", None, "stop", 0)
-        await pipes.send(wire.Answer(rollout.number, given_up.call, late), rollout.step(call, "yes"))
+        await pipes.send(wire.CallAnswered(rollout.number, given_up.call, late), rollout.step(call, "yes"))
         await rollout.ended()
     return "a late answer is ignored"
 
@@ -256,7 +256,7 @@ async def _cancellation(probe: WorkerProbe) -> str:
                 said.append(await pipes.next(object, rollout.number))
             kinds = [type(message) for message in said if not isinstance(message, wire.GiveUp)]
             if kinds != [wire.Cancelling, wire.Failed] or said[-1].reason != "cancelled":
-                raise Broken(
+                raise Violation(
                     f"a cancelled rollout must say Cancelling, then Failed as 'cancelled'; it said {said!r:.300}"
                 )
             await other.turn([user("one")])
@@ -287,7 +287,7 @@ async def _settled(probe: WorkerProbe) -> str:
         )
         before = len(pipes.log)
         call = await rollout.call([user("one")])
-        _check_order(pipes, before, wire.Call)
+        _check_order(pipes, before, wire.ModelCall)
         await pipes.settled()
         before = len(pipes.log)
         await rollout.answer(call, "yes")
@@ -299,7 +299,7 @@ async def _settled(probe: WorkerProbe) -> str:
         await rollout.turn([user("one")])
         await rollout.ended()
         if any(isinstance(message, wire.Settled) for message in pipes.log):
-            raise Broken("it says Settled although says_settled is False")
+            raise Violation("it says Settled although says_settled is False")
     return "after it has computed, and if the run asks for it"
 
 
@@ -308,7 +308,7 @@ def _check_order(pipes: Pipes, start: int, kind: type[Any]) -> None:
     said = pipes.log[start:]
     at = next(number for number, message in enumerate(said) if isinstance(message, kind))
     if any(isinstance(message, wire.Settled) and message.frames == pipes.frames_sent for message in said[:at]):
-        raise Broken(f"it says Settled while a rollout computes, before its {kind.__name__}")
+        raise Violation(f"it says Settled while a rollout computes, before its {kind.__name__}")
 
 
 async def _data(probe: WorkerProbe) -> str:
@@ -361,7 +361,7 @@ async def _closing(probe: WorkerProbe) -> str:
         await pipes.next(wire.Closed)
         code = await pipes.exits()
     if code:
-        raise Broken(f"it exited with {code} after Close")
+        raise Violation(f"it exited with {code} after Close")
     return "Closed, and exit code 0"
 
 

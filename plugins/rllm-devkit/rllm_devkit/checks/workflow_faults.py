@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from rllm_core.engine import EngineError, Terminated
 from rllm_core.types import Episode, Task, TerminationReason
 from rllm_devkit.checks.answers import hostile, nonsensical_calls
-from rllm_devkit.checks.results import Broken, Check, NotApplicable
+from rllm_devkit.checks.results import Check, NotApplicable, Violation
 from rllm_devkit.checks.watch import check_released, held
 from rllm_devkit.checks.workflow_probe import (
     LATEST_GIVING_UP_SECONDS,
-    Rollout,
+    ProbedRollout,
+    ProbedTurn,
     Said,
-    Turn,
     WorkflowProbe,
     described,
     together,
@@ -31,10 +31,10 @@ async def _cut_off(probe: WorkflowProbe) -> str:
     _needs_a_model(probe)
     reasons: Counter[str] = Counter()
 
-    async def cut(turn: Turn) -> Said:
+    async def cut(turn: ProbedTurn) -> Said:
         return Said((await probe.fitting(turn)).text, is_cut_off=True)
 
-    async def cut_to_nothing(turn: Turn) -> Said:
+    async def cut_to_nothing(turn: ProbedTurn) -> Said:
         return Said("", is_cut_off=True)
 
     for task in probe.tasks():
@@ -43,7 +43,7 @@ async def _cut_off(probe: WorkflowProbe) -> str:
             if episode is None:
                 continue
             if episode.termination_reason is TerminationReason.DONE:
-                raise Broken(
+                raise Violation(
                     f"task {task.task_id!r}: every answer was truncated (finish_reason is 'length'), but "
                     "termination_reason is 'done' instead of 'max_response_tokens_exceeded'"
                 )
@@ -64,27 +64,29 @@ async def _tools(probe: WorkflowProbe) -> str:
     for tool in offered:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function["name"], str):
-            raise Broken(f'a tool must be {{"type": "function", "function": {{"name": ...}}}}, got {tool!r:.100}')
+            raise Violation(f'a tool must be {{"type": "function", "function": {{"name": ...}}}}, got {tool!r:.100}')
     for rollout, _ in probe.played:
         _check_replies(rollout)
     count = await _said(probe, list(nonsensical_calls(offered)))
     return f"{len(offered)} tools, {count} rollouts with invalid calls"
 
 
-def _check_replies(rollout: Rollout) -> None:
+def _check_replies(rollout: ProbedRollout) -> None:
     """Checks that each tool call has a reply with its id before the next model call, as chat templates require."""
     for prompt in rollout.prompts:
         open_calls: set[str] = set()
         for message in prompt:
             if message["role"] == "tool":
                 if message.get("tool_call_id") not in open_calls:
-                    raise Broken(f"a tool message matches no call: tool_call_id is {message.get('tool_call_id')!r:.80}")
+                    raise Violation(
+                        f"a tool message matches no call: tool_call_id is {message.get('tool_call_id')!r:.80}"
+                    )
                 open_calls.discard(message["tool_call_id"])
             elif open_calls:
                 break
             open_calls |= {call["id"] for call in message.get("tool_calls") or ()}
         if open_calls:
-            raise Broken(f"the model is called again, but its tool call {min(open_calls)!r} has no tool message")
+            raise Violation(f"the model is called again, but its tool call {min(open_calls)!r} has no tool message")
 
 
 async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
@@ -93,7 +95,7 @@ async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
     probe.watch.since()
 
     async def one(number: int, text: str, first: int) -> None:
-        async def policy(turn: Turn) -> Said:
+        async def policy(turn: ProbedTurn) -> Said:
             return await probe.fitting(turn) if turn.number < first else Said(text)
 
         rollout = await probe.play(tasks[number % len(tasks)], policy, seed=number)
@@ -108,17 +110,17 @@ async def _said(probe: WorkflowProbe, texts: list[str]) -> int:
     return len(waiting)
 
 
-def _answered(rollout: Rollout, what: str) -> Episode | None:
+def _answered(rollout: ProbedRollout, what: str) -> Episode | None:
     """Returns the episode of a rollout with a bad answer; None if it ended early without a failure."""
     error = rollout.error
     if isinstance(error, Terminated) and not error.reason.is_failure:
         return None
     if error is not None:
-        raise Broken(f"{what} made run() raise {described(error)}") from error
+        raise Violation(f"{what} made run() raise {described(error)}") from error
     try:
         return rollout.episode()
-    except Broken as problem:
-        raise Broken(f"{what}: {problem}") from problem
+    except Violation as problem:
+        raise Violation(f"{what}: {problem}") from problem
 
 
 def _needs_a_model(probe: WorkflowProbe) -> None:
@@ -148,7 +150,7 @@ async def _engine_errors(probe: WorkflowProbe) -> str:
 async def _passed_on(probe: WorkflowProbe, task: Task, first: int, make: Callable[[], Exception]) -> bool:
     raised: list[Exception] = []
 
-    async def policy(turn: Turn) -> Said:
+    async def policy(turn: ProbedTurn) -> Said:
         if turn.number < first:
             return await probe.fitting(turn)
         raised.append(make())
@@ -161,13 +163,13 @@ async def _passed_on(probe: WorkflowProbe, task: Task, first: int, make: Callabl
     what = f"task {task.task_id!r}: the completer raised {type(expected).__name__}"
     if rollout.error is not None:
         if type(rollout.error) is not type(expected):
-            raise Broken(f"{what}, but run() raised {described(rollout.error)} instead") from rollout.error
+            raise Violation(f"{what}, but run() raised {described(rollout.error)} instead") from rollout.error
         return True
     found = rollout.returned
     reason = found.termination_reason if isinstance(found, Episode) else None
     if reason is None or not (reason.is_failure or (isinstance(expected, Terminated) and reason is expected.reason)):
         ended = f"an episode that ended as {reason.value!r}" if reason is not None else f"{found!r:.80}"
-        raise Broken(f"{what}, but run() returned {ended}: let errors propagate, they are not rewards")
+        raise Violation(f"{what}, but run() returned {ended}: let errors propagate, they are not rewards")
     return True
 
 
@@ -190,7 +192,7 @@ async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = Non
     """
     waiting = asyncio.Event()
 
-    async def policy(turn: Turn) -> Said:
+    async def policy(turn: ProbedTurn) -> Said:
         if turn.number == hung:
             waiting.set()
             await asyncio.Event().wait()
@@ -211,18 +213,18 @@ async def _cancelled(probe: WorkflowProbe, task: Task, *, hung: int | None = Non
         running.cancel()
         await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
         if not running.done():
-            raise Broken(f"a cancelled rollout still runs after {LATEST_GIVING_UP_SECONDS:g} s")
+            raise Violation(f"a cancelled rollout still runs after {LATEST_GIVING_UP_SECONDS:g} s")
     finally:
         running.cancel()
     if running.cancelled():
         return True
     rollout = running.result()
     if rollout.error is not None:
-        raise Broken(
+        raise Violation(
             f"a cancelled rollout raised {described(rollout.error)} instead of CancelledError"
         ) from rollout.error
     if waiting.is_set():  # otherwise it may have ended just before
-        raise Broken(f"a cancelled rollout returned {rollout.returned!r:.80}: let CancelledError propagate")
+        raise Violation(f"a cancelled rollout returned {rollout.returned!r:.80}: let CancelledError propagate")
     return True
 
 

@@ -32,7 +32,7 @@ from rllm_core.types import (
 )
 from rllm_core.workflow import Split, Workflow
 from rllm_devkit.checks.answers import CALL_CLOSE, CALL_OPEN, fitting
-from rllm_devkit.checks.results import Broken
+from rllm_devkit.checks.results import Violation
 from rllm_devkit.checks.watch import Blocked, LoopWatch, held
 from rllm_devkit.scripted import ByteParser, ScriptedEngine
 
@@ -87,7 +87,7 @@ def _parsed_call(raw: str) -> ParsedToolCall:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ProbedTurn:
     """One model call, as passed to a policy.
 
     Attributes:
@@ -111,11 +111,11 @@ class Said:
     is_cut_off: bool = False
 
 
-Policy = Callable[[Turn], Awaitable[Said]]
+Policy = Callable[[ProbedTurn], Awaitable[Said]]
 
 
 @dataclass
-class Rollout:
+class ProbedRollout:
     """The record of a rollout.
 
     Attributes:
@@ -143,18 +143,18 @@ class Rollout:
             Broken: If ``run`` returned no usable episode of the task.
         """
         if self.error is not None:
-            raise Broken(f"task {self.task.task_id!r}: run() raised {described(self.error)}") from self.error
+            raise Violation(f"task {self.task.task_id!r}: run() raised {described(self.error)}") from self.error
         found = self.returned
         if not isinstance(found, Episode):
-            raise Broken(f"run() must return an Episode, got {type(found).__name__}")
+            raise Violation(f"run() must return an Episode, got {type(found).__name__}")
         if found.task_id != self.task.task_id:
-            raise Broken(f"run() got task {self.task.task_id!r}, but returned an episode of {found.task_id!r}")
+            raise Violation(f"run() got task {self.task.task_id!r}, but returned an episode of {found.task_id!r}")
         if found.termination_reason.is_failure:
-            raise Broken(
+            raise Violation(
                 f"task {found.task_id!r}: termination_reason is {found.termination_reason.value!r}, but nothing failed"
             )
         if not found.trajectories:
-            raise Broken(f"task {found.task_id!r}: the episode has no trajectory")
+            raise Violation(f"task {found.task_id!r}: the episode has no trajectory")
         return found
 
 
@@ -177,7 +177,7 @@ def described(error: BaseException) -> str:
 class _Source:
     """Token source of one rollout."""
 
-    def __init__(self, rollout: Rollout, policy: Policy, *, pauses: bool) -> None:
+    def __init__(self, rollout: ProbedRollout, policy: Policy, *, pauses: bool) -> None:
         self.rollout = rollout
         self.policy = policy
         self.pauses = pauses
@@ -193,7 +193,7 @@ class _Source:
         if self.pauses:
             for _ in range(random.Random(derive_seed(seed, "pauses")).randrange(5)):
                 await asyncio.sleep(0)
-        said = await self.policy(Turn(number, rollout.task, tuple(rollout.tools), rng))
+        said = await self.policy(ProbedTurn(number, rollout.task, tuple(rollout.tools), rng))
         ids = list(said.text.encode()) or [ord(" ")][: said.is_cut_off]
         ids += [] if said.is_cut_off else [ByteParser.END]
         cut = ids[: sampling_params.max_response_tokens]
@@ -208,11 +208,11 @@ class _Source:
 class WatchedCompleter(TITOCompleter):
     """Records its prompts and steps, including those of its forks."""
 
-    rollout: Rollout
+    rollout: ProbedRollout
     conversation: int = 0
 
     @classmethod
-    def of(cls, rollout: Rollout, source: _Source, *, seed: int) -> WatchedCompleter:
+    def of(cls, rollout: ProbedRollout, source: _Source, *, seed: int) -> WatchedCompleter:
         """Creates the completer of a rollout's first conversation."""
         completer = cls(
             ScriptedEngine(ToolParser()),
@@ -269,7 +269,7 @@ class WorkflowProbe:
     rollout_timeout_seconds: float
     watch: LoopWatch
     held: dict[str, int] = field(default_factory=dict)
-    played: list[tuple[Rollout, Episode]] = field(default_factory=list)
+    played: list[tuple[ProbedRollout, Episode]] = field(default_factory=list)
     _workflow: Workflow | None = None
 
     @property
@@ -306,7 +306,7 @@ class WorkflowProbe:
                 await call
         except TimeoutError:
             if deadline.expired():
-                raise Broken(f"{what} did not end within {limit:g} s") from None
+                raise Violation(f"{what} did not end within {limit:g} s") from None
             raise
 
     def tasks(self) -> list[Task]:
@@ -317,7 +317,7 @@ class WorkflowProbe:
             chosen += [task for task, _ in spread(tasks, min(self.tasks_per_split, len(tasks)))] if len(tasks) else []
         return chosen
 
-    async def fitting(self, turn: Turn) -> Said:
+    async def fitting(self, turn: ProbedTurn) -> Said:
         """Answers plausibly, like a model that is learning the task."""
         return Said(fitting(turn.task, turn.tools, turn.rng, self.answers))
 
@@ -328,7 +328,7 @@ class WorkflowProbe:
         *,
         seed: int = 0,
         pauses: bool = False,
-    ) -> Rollout:
+    ) -> ProbedRollout:
         """Runs one rollout; records an exception of ``run``.
 
         Raises:
@@ -342,16 +342,16 @@ class WorkflowProbe:
                 running.cancel()
             if not done:
                 await asyncio.wait({running}, timeout=LATEST_GIVING_UP_SECONDS)
-                raise Broken(f"a rollout did not end within {self.rollout_timeout_seconds:g} s")
+                raise Violation(f"a rollout did not end within {self.rollout_timeout_seconds:g} s")
             if running.cancelled():
-                raise Broken(f"task {task.task_id!r}: run() raised CancelledError without being cancelled")
+                raise Violation(f"task {task.task_id!r}: run() raised CancelledError without being cancelled")
             rollout = running.result()
             if rollout.asked > MAX_ASKED:
-                raise Broken(f"a rollout called the model more than {MAX_ASKED} times; limit its turns")
+                raise Violation(f"a rollout called the model more than {MAX_ASKED} times; limit its turns")
             if not isinstance(rollout.error, Blocked):
                 break
             if last:
-                raise Broken(f"run() blocked the event loop: {described(rollout.error)}") from rollout.error
+                raise Violation(f"run() blocked the event loop: {described(rollout.error)}") from rollout.error
         return rollout
 
     def start(
@@ -361,14 +361,14 @@ class WorkflowProbe:
         *,
         seed: int = 0,
         pauses: bool = False,
-    ) -> asyncio.Task[Rollout]:
+    ) -> asyncio.Task[ProbedRollout]:
         """Starts a rollout."""
-        rollout = Rollout(task)
+        rollout = ProbedRollout(task)
         source = _Source(rollout, policy or self.fitting, pauses=pauses)
         completer = WatchedCompleter.of(rollout, source, seed=derive_seed(self.seed, seed))
         return asyncio.create_task(self._played(rollout, completer))
 
-    async def _played(self, rollout: Rollout, completer: WatchedCompleter) -> Rollout:
+    async def _played(self, rollout: ProbedRollout, completer: WatchedCompleter) -> ProbedRollout:
         try:
             with self.watch.rollout():
                 rollout.returned = await self.workflow.run(rollout.task, completer)
@@ -388,9 +388,9 @@ class WorkflowProbe:
                 continue
             where = f"task {episode.task_id!r}, role {trajectory.role!r}"
             if not trajectory.has_reward:
-                raise Broken(f"{where}: neither the trajectory nor any of its steps has a reward")
+                raise Violation(f"{where}: neither the trajectory nor any of its steps has a reward")
             for reward in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
                 if not abs(reward) <= MAX_REWARD:  # also true for NaN
-                    raise Broken(f"{where}: a reward is {reward:g}; it must be finite and at most {MAX_REWARD:g}")
+                    raise Violation(f"{where}: a reward is {reward:g}; it must be finite and at most {MAX_REWARD:g}")
             rewards.append(trajectory.total_reward)
         return rewards

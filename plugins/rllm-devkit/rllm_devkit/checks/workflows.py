@@ -16,10 +16,10 @@ from rllm_core.assembly.tasks import checkable
 from rllm_core.providers import NAME_PATTERN
 from rllm_core.types import Episode, Step, Task, Trajectory
 from rllm_core.workflow import ENDLESS, Workflow, WorkflowConfig
-from rllm_devkit.checks.results import Broken, Check, CheckResult, NotApplicable, checked
+from rllm_devkit.checks.results import Check, CheckResult, NotApplicable, Violation, checked
 from rllm_devkit.checks.watch import LoopWatch, held
 from rllm_devkit.checks.workflow_faults import FAULT_CHECKS
-from rllm_devkit.checks.workflow_probe import SPLITS, Rollout, WorkflowProbe, tasks_of, together
+from rllm_devkit.checks.workflow_probe import SPLITS, ProbedRollout, WorkflowProbe, tasks_of, together
 
 SEEDS = 4  # rollouts per task
 AT_A_TIME = 16
@@ -66,28 +66,28 @@ async def _construction(probe: WorkflowProbe) -> str:
     one, other = probe.make(), probe.make()
     for made in (one, other):
         if not isinstance(made, Workflow):
-            raise Broken(f"{made!r:.80} is not a Workflow")
+            raise Violation(f"{made!r:.80} is not a Workflow")
     if one is other:
-        raise Broken("constructing it twice returned the same instance")
+        raise Violation("constructing it twice returned the same instance")
     name = getattr(type(one), "name", None)
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
-        raise Broken(f"the name {name!r} must match {NAME_PATTERN.pattern}")
+        raise Violation(f"the name {name!r} must match {NAME_PATTERN.pattern}")
     return f"workflow {name!r}"
 
 
 async def _settings(probe: WorkflowProbe) -> str:
     model = type(probe.workflow).config_model
     if not isinstance(model, type) or not issubclass(model, WorkflowConfig):
-        raise Broken(f"config_model must be a subclass of rllm_core.workflow.WorkflowConfig, got {model!r:.80}")
+        raise Violation(f"config_model must be a subclass of rllm_core.workflow.WorkflowConfig, got {model!r:.80}")
     silent = [name for name, found in model.model_fields.items() if not found.description]
     if silent:
-        raise Broken(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
+        raise Violation(f"{model.__name__}: add Field(description=...) to {', '.join(silent)}")
     try:
         model.model_validate({"no_such_key": 1})
     except ValidationError as error:
         if any(found["type"] == "extra_forbidden" for found in error.errors()):
             return ", ".join(model.model_fields) or "none"
-    raise Broken(f"{model.__name__} must reject unknown keys")
+    raise Violation(f"{model.__name__} must reject unknown keys")
 
 
 async def _tasks(probe: WorkflowProbe) -> str:
@@ -96,12 +96,12 @@ async def _tasks(probe: WorkflowProbe) -> str:
         tasks, again, others = (tasks_of(made, split) for made in (probe.workflow, probe.workflow, probe.make()))
         for which, compared in (("on a second call", again), ("in another instance", others)):
             if len(compared) != len(tasks):
-                raise Broken(f"tasks({split!r}) has {len(tasks)} tasks, but {len(compared)} {which}")
+                raise Violation(f"tasks({split!r}) has {len(tasks)} tasks, but {len(compared)} {which}")
             for number in islice(checkable(tasks, MAX_TASKS), MAX_TASKS):
                 if _written(tasks[number]) != _written(compared[number]):
-                    raise Broken(f"task {number} of {split!r} is different {which}")
+                    raise Violation(f"task {number} of {split!r} is different {which}")
         if split == "train" and not len(tasks):
-            raise Broken("there are no training tasks")
+            raise Violation("there are no training tasks")
         counts.append(f"{'endless' if len(tasks) == ENDLESS else len(tasks)} {split}")
     return ", ".join(counts)
 
@@ -112,9 +112,9 @@ def _written(task: Task) -> str:
         text = task.to_json()
         is_same = Task.from_json(text) == Task(task_id=task.task_id, data=task.data)
     except (TypeError, ValueError) as error:
-        raise Broken(f"task {task.task_id!r:.80} cannot be written as JSON: {error}") from error
+        raise Violation(f"task {task.task_id!r:.80} cannot be written as JSON: {error}") from error
     if not is_same:
-        raise Broken(f"task {task.task_id!r:.80} changes when written to JSON and read back")
+        raise Violation(f"task {task.task_id!r:.80} changes when written to JSON and read back")
     return text
 
 
@@ -127,12 +127,12 @@ async def _splits(probe: WorkflowProbe) -> str:
         raise NotApplicable("there are no validation tasks")
     shared = {task.task_id for task in train} & {task.task_id for task in validation}
     if shared:
-        raise Broken(f"{len(shared)} task ids are in both splits, for example {min(shared)!r}; ids must be unique")
+        raise Violation(f"{len(shared)} task ids are in both splits, for example {min(shared)!r}; ids must be unique")
     known = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in train if task.data}
     held = {json.dumps(json.loads(_written(task))["data"], sort_keys=True) for task in validation if task.data}
     leaked = known & held
     if leaked and leaked != held:
-        raise Broken(
+        raise Violation(
             f"{len(leaked)} of {len(held)} validation tasks are training tasks with another id, for example "
             f"{min(leaked)}: hold out different tasks, or use exactly the same tasks in both splits"
         )
@@ -140,7 +140,7 @@ async def _splits(probe: WorkflowProbe) -> str:
         return "both splits have the same tasks, with different ids"
     known, held = _questions(train), _questions(validation)
     if known & held and len(known | held) > 1:  # one question for all tasks reveals nothing about a task
-        raise Broken(
+        raise Violation(
             f"{len(known & held)} of {len(held)} questions of the validation tasks are in training, too, apart from "
             f"case and spaces, for example {min(known & held)!r:.80}: hold out different questions"
         )
@@ -173,7 +173,7 @@ async def _episodes(probe: WorkflowProbe) -> str:
             episode = rollout.episode()
             if workflow.samples is not bool(rollout.asked):
                 said = "called the model, but samples is False" if rollout.asked else "never called the model"
-                raise Broken(f"task {task.task_id!r}: run() {said}")
+                raise Violation(f"task {task.task_id!r}: run() {said}")
             played.append((rollout, episode))
     probe.played = played
     reasons = Counter(episode.termination_reason.value for _, episode in played)
@@ -182,7 +182,7 @@ async def _episodes(probe: WorkflowProbe) -> str:
     return f"{len(played)} rollouts of {min(asked)} to {max(asked)} turns: {ends}"
 
 
-def _played(probe: WorkflowProbe) -> list[tuple[Rollout, Episode]]:
+def _played(probe: WorkflowProbe) -> list[tuple[ProbedRollout, Episode]]:
     if not probe.played:
         raise NotApplicable("no rollout could be run")
     return probe.played
@@ -203,9 +203,9 @@ async def _records(probe: WorkflowProbe) -> str:
                 text = episode.to_json()
             again = Episode.from_json(text)
         except (TypeError, ValueError, UserWarning) as error:
-            raise Broken(f"task {episode.task_id!r}: the episode cannot be written as JSON: {error}") from error
+            raise Violation(f"task {episode.task_id!r}: the episode cannot be written as JSON: {error}") from error
         if again.to_json() != text or comparable(again) != comparable(episode):
-            raise Broken(f"task {episode.task_id!r}: the episode changes when written to JSON and read back")
+            raise Violation(f"task {episode.task_id!r}: the episode changes when written to JSON and read back")
         size = max(size, len(text))
     return f"largest episode {size} characters"
 
@@ -223,14 +223,14 @@ async def _steps(probe: WorkflowProbe) -> str:
                 if original is None and step.logprobs is None and step.weight_version is None:
                     continue  # target tokens, not sampled
                 if original is None or not _is_as_sampled(step, original):
-                    raise Broken(f"{where}: a step differs from the completer's; return its steps unchanged")
+                    raise Violation(f"{where}: a step differs from the completer's; return its steps unchanged")
                 if place <= latest.get(conversation, -1):
-                    raise Broken(f"{where}: steps are repeated or not in the order they were sampled")
+                    raise Violation(f"{where}: steps are repeated or not in the order they were sampled")
                 latest[conversation] = place
                 kept += 1
         seen = {step.step_id for trajectory in episode.trajectories for step in trajectory.steps}
         if given and seen.isdisjoint(given):
-            raise Broken(f"task {episode.task_id!r}: the episode has none of the {len(given)} sampled steps")
+            raise Violation(f"task {episode.task_id!r}: the episode has none of the {len(given)} sampled steps")
     return f"{kept} of {sampled} sampled steps are in the episodes"
 
 
@@ -254,7 +254,7 @@ async def _groups(probe: WorkflowProbe) -> str:
         for trajectory in episode.trajectories:
             first, again = (_group(probe.workflow, episode, trajectory) for _ in range(2))
             if first != again:
-                raise Broken(f"group_of() returns {first!r}, but {again!r} on a second call")
+                raise Violation(f"group_of() returns {first!r}, but {again!r} on a second call")
             found.add(first)
     return ", ".join(sorted(found))
 
@@ -262,7 +262,7 @@ async def _groups(probe: WorkflowProbe) -> str:
 def _group(workflow: Workflow, episode: Episode, trajectory: Trajectory) -> str:
     group: Any = workflow.group_of(episode, trajectory)
     if not isinstance(group, str) or not group:
-        raise Broken(f"group_of() must return a non-empty string, got {group!r:.80}")
+        raise Violation(f"group_of() must return a non-empty string, got {group!r:.80}")
     return group
 
 
@@ -272,7 +272,7 @@ async def _tasks_left_alone(probe: WorkflowProbe) -> str:
     for task, other in zip(probe.tasks(), untouched.tasks(), strict=True):
         await probe.play(task)
         if _written(task) != _written(other):
-            raise Broken(f"task {other.task_id!r} was modified by its rollouts; copy the data before changing it")
+            raise Violation(f"task {other.task_id!r} was modified by its rollouts; copy the data before changing it")
     return f"{len(probe.tasks())} tasks"
 
 
@@ -317,7 +317,7 @@ async def _determinism(probe: WorkflowProbe) -> str:
                 again = (await player.play(rollout.task, seed=place % SEEDS)).episode()
                 if comparable(again) != comparable(episode):
                     difference = _difference(comparable(episode), comparable(again))
-                    raise Broken(f"task {episode.task_id!r}: with equal seeds and answers, {who}: {difference}")
+                    raise Violation(f"task {episode.task_id!r}: with equal seeds and answers, {who}: {difference}")
     finally:
         await other.close()
     return f"{len(rollouts)} rollouts, identical on a second run and in another instance"
@@ -332,7 +332,7 @@ async def _concurrency(probe: WorkflowProbe) -> str:
         found = rollout.episode()
         if comparable(found) != comparable(alone):
             difference = _difference(comparable(alone), comparable(found))
-            raise Broken(f"task {alone.task_id!r}: concurrent rollouts change the episode: {difference}")
+            raise Violation(f"task {alone.task_id!r}: concurrent rollouts change the episode: {difference}")
     return f"{len(many)} at a time"
 
 

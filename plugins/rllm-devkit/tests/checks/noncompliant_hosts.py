@@ -12,7 +12,7 @@ from rllm_core.builtin.process_host import Processes
 from rllm_core.engine import Completer
 from rllm_core.hosts.contract import HostReport, Place
 from rllm_core.hosts.inline import Inline
-from rllm_core.hosts.workers import Worker
+from rllm_core.hosts.worker_handle import Worker
 from rllm_core.types import Episode, Task
 
 

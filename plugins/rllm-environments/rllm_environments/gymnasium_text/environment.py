@@ -86,7 +86,7 @@ def newest_of(names: Sequence[str], name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ActionResult:
     """The result of an action."""
 
     text: str
@@ -141,13 +141,13 @@ class TextEnvironment:
             return bool(self._env.action_space.contains(action))
         return action.casefold() in self._by_name
 
-    def act(self, action: str) -> Shown:
+    def act(self, action: str) -> ActionResult:
         """Takes a legal action, and returns its result."""
         space = self._env.action_space
         chosen = action if self.actions is None else int(space.start) + self._by_name[action.casefold()]
         with quiet():
             observation, reward, terminated, truncated, _ = self._env.step(chosen)
-        return Shown(self._text(observation), float(reward), bool(terminated), bool(truncated))
+        return ActionResult(self._text(observation), float(reward), bool(terminated), bool(truncated))
 
     def step(self, action: str) -> str | None:
         """Takes a legal action, and returns the next observation, or None at the end."""

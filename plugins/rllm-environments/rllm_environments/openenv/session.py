@@ -36,7 +36,7 @@ class WrongAction(Exception):
 
 
 @dataclass(frozen=True)
-class Shown:
+class OpenEnvObservation:
     """An observation of the environment with its reward.
 
     Attributes:
@@ -67,7 +67,7 @@ def address(url: str) -> str:
     return parts._replace(scheme=SCHEMES[parts.scheme], path=path).geturl()
 
 
-class Session:
+class OpenEnvSession:
     """An open session; see `session`."""
 
     def __init__(self, socket: Any, timeout_seconds: float) -> None:
@@ -75,7 +75,7 @@ class Session:
         self._timeout_seconds = timeout_seconds
         self._has_begun = False
 
-    async def reset(self, parameters: Mapping[str, Any]) -> Shown:
+    async def reset(self, parameters: Mapping[str, Any]) -> OpenEnvObservation:
         """Starts an episode.
 
         Raises:
@@ -86,7 +86,7 @@ class Session:
         self._has_begun = True
         return shown
 
-    async def step(self, action: Mapping[str, Any]) -> Shown:
+    async def step(self, action: Mapping[str, Any]) -> OpenEnvObservation:
         """Takes an action.
 
         Raises:
@@ -95,7 +95,7 @@ class Session:
         """
         return await self._asked("step", action)
 
-    async def _asked(self, kind: str, data: Mapping[str, Any]) -> Shown:
+    async def _asked(self, kind: str, data: Mapping[str, Any]) -> OpenEnvObservation:
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -121,7 +121,7 @@ class Session:
             )
         return OpenEnvError(f"the server closed the session before the episode ended (code {code}, during {kind!r})")
 
-    def _read(self, kind: str, answer: Any) -> Shown:
+    def _read(self, kind: str, answer: Any) -> OpenEnvObservation:
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict):
             raise OpenEnvError(
@@ -139,11 +139,11 @@ class Session:
             raise OpenEnvError(f"the server answered {kind!r} with a message of type {str(answer.get('type'))!r:.40}")
         if reward is not None and not isinstance(reward, int | float):
             raise OpenEnvError(f"the server's reward is {reward!r:.80}, which is not a number")
-        return Shown(observation, None if reward is None else float(reward), bool(data.get("done")))
+        return OpenEnvObservation(observation, None if reward is None else float(reward), bool(data.get("done")))
 
 
 @asynccontextmanager
-async def session(url: str, timeout_seconds: float) -> AsyncIterator[Session]:
+async def session(url: str, timeout_seconds: float) -> AsyncIterator[OpenEnvSession]:
     """Opens a session, and closes it on exit.
 
     Args:
@@ -159,7 +159,7 @@ async def session(url: str, timeout_seconds: float) -> AsyncIterator[Session]:
     except Exception as error:  # websockets raises many kinds
         raise OpenEnvError(f"no connection to {url}: {type(error).__name__}: {error}") from error
     try:
-        yield Session(socket, timeout_seconds)
+        yield OpenEnvSession(socket, timeout_seconds)
     finally:
         await _left(socket)
 

@@ -14,7 +14,14 @@ from rllm_core.errors import ConfigError
 from rllm_core.types import Episode, FinishReason, Messages, Step, Task, TerminationReason
 from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.answers import action_of
-from rllm_environments.openenv.session import OpenEnvError, Session, Shown, WrongAction, address, session
+from rllm_environments.openenv.session import (
+    OpenEnvError,
+    OpenEnvObservation,
+    OpenEnvSession,
+    WrongAction,
+    address,
+    session,
+)
 
 NO_ACTION = -1.0
 FIRST_VALIDATION_SEED = 1_000_000
@@ -99,7 +106,7 @@ class OpenEnvWorkflow(Workflow):
         async with self._free, session(self._address, self.config.timeout_seconds) as found:
             return await self._play(found, task, completer)
 
-    async def _play(self, found: Session, task: Task, completer: Completer) -> Episode:
+    async def _play(self, found: OpenEnvSession, task: Task, completer: Completer) -> Episode:
         shown = await found.reset({**self.config.reset, "seed": task.data["seed"]})
         opening = f"{self.config.instructions}\n\n" if self.config.instructions else ""
         messages = Messages([{"role": "user", "content": opening + self.text_of(shown)}])
@@ -153,7 +160,7 @@ class OpenEnvWorkflow(Workflow):
             raise WrongAction(f"the answer is {type(action).__name__}, not an object")
         return action
 
-    def text_of(self, shown: Shown) -> str:
+    def text_of(self, shown: OpenEnvObservation) -> str:
         """Returns the part of an observation that the model sees.
 
         Raises:

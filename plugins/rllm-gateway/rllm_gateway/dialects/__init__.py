@@ -1,1 +1,1 @@
-"""The API dialects of agents: each reads a request into a `Call`, and writes answers in its own format."""
+"""The API dialects of agents: each reads a request into a `ClientCall`, and writes answers in its own format."""

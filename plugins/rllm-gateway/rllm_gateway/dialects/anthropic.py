@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rllm_gateway.bodies import Form
-from rllm_gateway.calls import Answer, Call
+from rllm_gateway.calls import AnswerNode, ClientCall
 from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, listed, text, texts
 from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
@@ -26,7 +26,7 @@ STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 @dataclass(slots=True)
-class MessagesCall(Call):
+class MessagesCall(ClientCall):
     """A call of the Messages API.
 
     Attributes:
@@ -37,7 +37,7 @@ class MessagesCall(Call):
     shows_thinking: bool = False
 
 
-def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> ClientCall:
     """Reads a request.
 
     Args:
@@ -57,7 +57,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
     return call
 
 
-def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
+def read_to_count(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> ClientCall:
     """Reads a request to count the tokens of a prompt; it needs fewer fields than a request for an answer.
 
     Args:
@@ -204,7 +204,7 @@ def counted(tokens: int) -> dict[str, Any]:
     return {"input_tokens": tokens}
 
 
-def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
+def written(call: ClientCall, answers: Sequence[AnswerNode]) -> dict[str, Any]:
     """Returns the response body with an answer."""
     [answer] = answers
     stop_reason, stop_sequence = _end(call, answer)
@@ -225,7 +225,7 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _content(call: Call, answer: Answer) -> Iterator[dict[str, Any]]:
+def _content(call: ClientCall, answer: AnswerNode) -> Iterator[dict[str, Any]]:
     if answer.reasoning and isinstance(call, MessagesCall) and call.shows_thinking:
         yield {"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE}
     if answer.text or not answer.calls:  # also for an empty answer, because agents read its first block
@@ -248,7 +248,7 @@ def _input(arguments: str) -> dict[str, Any]:
     return found
 
 
-def _end(call: Call, answer: Answer) -> tuple[str, str | None]:
+def _end(call: ClientCall, answer: AnswerNode) -> tuple[str, str | None]:
     """Returns the reason why an answer ended, and its stop text."""
     said = answer.step.text
     found = [(at, len(stop), stop) for stop in call.stop_texts if (at := said.find(stop)) >= 0]
@@ -257,7 +257,9 @@ def _end(call: Call, answer: Answer) -> tuple[str, str | None]:
     return STOP_REASONS.get(answer.finish_reason, "end_turn"), None
 
 
-def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
+def events(
+    call: ClientCall, answers: Sequence[AnswerNode], body: Mapping[str, Any]
+) -> Iterator[tuple[str | None, Any]]:
     """Yields the events of a streamed response: the whole answer, as events that the client assembles."""
 
     def event(kind: str, **data: Any) -> tuple[str, Any]:

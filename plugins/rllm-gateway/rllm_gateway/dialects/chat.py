@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rllm_gateway.bodies import Form
-from rllm_gateway.calls import Answer, Call
+from rllm_gateway.calls import AnswerNode, ClientCall
 from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, listed, text, texts, token_logprobs
 from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
@@ -25,7 +25,7 @@ SET_BY_RUN = (
 )
 
 
-def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> ClientCall:
     """Reads a request.
 
     Args:
@@ -47,7 +47,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("tool_choice", choice)
     hides_tools = choice == "none" or not body.get("tools")
     tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function", None))
-    return Call(
+    return ClientCall(
         history=history,
         tools=tools or None,
         model=text(body, "model") or "",
@@ -73,7 +73,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 FORM = Form("chat/completions", "messages", lambda body: [], _messages)
 
 
-def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
+def written(call: ClientCall, answers: Sequence[AnswerNode]) -> dict[str, Any]:
     """Returns the response body with the answers."""
     return {
         "id": f"chatcmpl-{answers[0].id}",
@@ -93,11 +93,11 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _logprobs(call: Call, answer: Answer) -> dict[str, Any] | None:
+def _logprobs(call: ClientCall, answer: AnswerNode) -> dict[str, Any] | None:
     return {"content": token_logprobs(answer), "refusal": None} if call.shows_logprobs else None
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: AnswerNode) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
     if answer.reasoning is not None:
         message["reasoning_content"] = answer.reasoning
@@ -108,12 +108,14 @@ def _message(answer: Answer) -> dict[str, Any]:
     return message
 
 
-def _usage(answers: Sequence[Answer]) -> dict[str, int]:
+def _usage(answers: Sequence[AnswerNode]) -> dict[str, int]:
     prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[tuple[str | None, Any]]:
+def events(
+    call: ClientCall, answers: Sequence[AnswerNode], body: Mapping[str, Any]
+) -> Iterator[tuple[str | None, Any]]:
     """Yields the events of a streamed response: the whole answers, as chunks that the client assembles."""
     whole = written(call, answers)
     base = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rllm_gateway.calls import Answer
+from rllm_gateway.calls import AnswerNode
 from rllm_gateway.errors import BadRequest
 
 MAX_STOP_TEXTS = 16
@@ -74,7 +74,7 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def token_logprobs(answer: Answer) -> list[dict[str, Any]] | None:
+def token_logprobs(answer: AnswerNode) -> list[dict[str, Any]] | None:
     """Returns the log-probability of every sampled token, including tool calls and the stop token.
 
     None if the engine does not report log-probabilities.

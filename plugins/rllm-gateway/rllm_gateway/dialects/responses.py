@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rllm_gateway.bodies import Form
-from rllm_gateway.calls import Answer, Call
+from rllm_gateway.calls import AnswerNode, ClientCall
 from rllm_gateway.dialects.reading import Fields, function_tool, integer, items, text, token_logprobs
 from rllm_gateway.errors import BadRequest
 from rllm_gateway.history import History
@@ -23,7 +23,7 @@ OWN_ID = re.compile(r"(call_[0-9a-f]{16}_\d+)_\d+")
 Event = tuple[str, dict[str, Any]]
 
 
-def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> Call:
+def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) -> ClientCall:
     """Reads a request.
 
     With ``previous_response_id``, ``instructions`` that differ from the conversation's first ones start a new
@@ -53,7 +53,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
     tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function",))
     after = text(body, "previous_response_id")
     include = [] if body.get("include") is None else items(body, "include")
-    return Call(
+    return ClientCall(
         history=history,
         tools=tools or None,
         model=text(body, "model") or "",
@@ -177,7 +177,7 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
+def written(call: ClientCall, answers: Sequence[AnswerNode]) -> dict[str, Any]:
     """Returns the response body with an answer."""
     [answer] = answers
     is_complete = answer.finish_reason != "length"
@@ -212,7 +212,7 @@ def written(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _output(answer: Answer, status: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def _output(answer: AnswerNode, status: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Returns an answer as output items. Only the last one can be incomplete."""
     found: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -233,7 +233,7 @@ def _output(answer: Answer, status: str, logprobs: list[dict[str, Any]] | None) 
     return found
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: AnswerNode) -> dict[str, Any]:
     prompt, sampled = answer.prompt_tokens, answer.sampled_tokens
     return {
         "input_tokens": prompt,
@@ -244,7 +244,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def events(call: Call, answers: Sequence[Answer], body: Mapping[str, Any]) -> Iterator[Event]:
+def events(call: ClientCall, answers: Sequence[AnswerNode], body: Mapping[str, Any]) -> Iterator[Event]:
     """Yields the events of a streamed response: the whole answer, as events that the client assembles."""
     for number, (name, data) in enumerate(_pieces(written(call, answers))):
         yield name, {"type": name, "sequence_number": number, **data}

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rllm_viewer.comparing import Run
+    from rllm_viewer.comparing import ComparedRun
 
 SHOWN_STEPS = 12
 VALUE_CHARACTERS = 60
@@ -61,7 +61,7 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
         click.echo(f"plot: {plot}")
 
 
-def _print(runs: Sequence[Run]) -> None:
+def _print(runs: Sequence[ComparedRun]) -> None:
     from rich.text import Text
 
     from rllm_viewer import comparing, results
@@ -154,7 +154,7 @@ def _means(values: Sequence[float | None], columns: int) -> list[float | None]:
     return means
 
 
-def _json(runs: Sequence[Run], plot: Path | None) -> dict[str, Any]:
+def _json(runs: Sequence[ComparedRun], plot: Path | None) -> dict[str, Any]:
     from rllm_viewer import comparing, results
 
     measures = {measure: comparing.by_step(runs, measure) for measure in results.VALIDATION_MEASURES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.answers import AnswerCounts
 from rllm_viewer.diagnosis.causes import Cause
 
 CALLS, ROOTS = "workflow/gateway_calls", "workflow/gateway_roots"  # metrics of package rllm-gateway
@@ -31,7 +31,7 @@ def calls_start_over(row: Row, tables: Mapping[str, Any], first: list[Row]) -> b
     return bool(roots > FEW_ROOTS and roots > MANY_ROOTS * row.get(CALLS, 0.0))
 
 
-def why_calls_start_over(answers: Answers, means: Row) -> Cause | None:
+def why_calls_start_over(answers: AnswerCounts, means: Row) -> Cause | None:
     """Distinguishes agents that rewrite their history from agents that ask single questions."""
     if answers.repeats_history:
         seen = f"{answers.with_history} of {answers.conversations} recorded ones start with reworded answers"
@@ -54,7 +54,7 @@ def segments_break(row: Row, tables: Mapping[str, Any], first: list[Row]) -> boo
     return CALLS in row and bool(row.get("segment_breaks", 0.0) > MANY_BREAKS * calls)
 
 
-def why_segments_break(answers: Answers, means: Row) -> Cause | None:
+def why_segments_break(answers: AnswerCounts, means: Row) -> Cause | None:
     """Returns a frequent reason for the breaks, with its remedy."""
     reasons = {name.removeprefix(BREAKS): mean for name, mean in means.items() if name.startswith(BREAKS)}
     if not reasons:

@@ -28,7 +28,7 @@ _REPEATED = re.compile(rf"(\S(?:.{{0,80}}?\S)?)(?:\s*\1){{{REPEATS - 1},}}\s*\S{
 
 
 @dataclass
-class Answers:
+class AnswerCounts:
     """Counts of the recorded answers of a run.
 
     Attributes:
@@ -99,9 +99,9 @@ class Answers:
         return self.cut_off >= MIN_ANSWERS and self.past_end >= self.cut_off / 3
 
 
-def of_folder(run: Path) -> Answers:
+def of_folder(run: Path) -> AnswerCounts:
     """Reads a run's last recorded answers; none if it recorded none, or its files are damaged."""
-    found = Answers()
+    found = AnswerCounts()
     try:
         texts = texts_of_tokens(run)
         for trajectory, expected in _trajectories(run):
@@ -109,7 +109,7 @@ def of_folder(run: Path) -> Answers:
             for step in trajectory.steps:
                 found.add(step, texts, expected)
     except (RunError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return Answers()
+        return AnswerCounts()
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.answers import AnswerCounts
 from rllm_viewer.diagnosis.rules import FAILED_SHARE, FIRST_STEPS, MIN_FAILED, RULES, Row, Rule, explains
 
 PAGE = "docs/what-went-wrong.md"
@@ -71,7 +71,7 @@ class Diagnosis:
         answers: Reads the recorded answers; called when a problem needs them.
     """
 
-    def __init__(self, tables: Mapping[str, Any], answers: Callable[[], Answers] = Answers) -> None:
+    def __init__(self, tables: Mapping[str, Any], answers: Callable[[], AnswerCounts] = AnswerCounts) -> None:
         self.tables = tables
         self._answers = answers
         self._explained: dict[tuple[str, int], Finding] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm_viewer.diagnosis import agents
-from rllm_viewer.diagnosis.answers import Answers
+from rllm_viewer.diagnosis.answers import AnswerCounts
 from rllm_viewer.diagnosis.causes import Cause
 
 Row = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Rule:
     seen: str
     causes: tuple[str, ...]
     decides: str = "rllm-core show RUN"
-    explain: Callable[[Answers, Row], Cause | None] | None = None
+    explain: Callable[[AnswerCounts, Row], Cause | None] | None = None
 
 
 def explains(metric: str) -> bool:
@@ -52,7 +52,7 @@ def explains(metric: str) -> bool:
     return metric == ANSWERS_OF_OTHER_ROWS or metric.startswith(agents.BREAKS)
 
 
-def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
+def _why_cut_off(answers: AnswerCounts, means: Row) -> Cause | None:
     if (end := answers.end_that_is_no_stop) is not None:
         seen = f"the answers continue after {end}"
         return Cause(
@@ -66,7 +66,7 @@ def _why_cut_off(answers: Answers, means: Row) -> Cause | None:
     return None
 
 
-def _why_never_solved(answers: Answers, means: Row) -> Cause | None:
+def _why_never_solved(answers: AnswerCounts, means: Row) -> Cause | None:
     if answers.is_of_another_template:
         return _wrong_template(answers)
     others = means.get(ANSWERS_OF_OTHER_ROWS)
@@ -81,7 +81,7 @@ def _why_never_solved(answers: Answers, means: Row) -> Cause | None:
     )
 
 
-def _wrong_template(answers: Answers) -> Cause:
+def _wrong_template(answers: AnswerCounts) -> Cause:
     seen = []
     if answers.empty:
         seen.append(f"{answers.empty} are empty")

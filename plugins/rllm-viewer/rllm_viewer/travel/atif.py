@@ -14,7 +14,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.version import __version__
 from rllm_viewer.travel import rllm_extra
 from rllm_viewer.travel.contract import Format, Imported, Located, Row, Source
-from rllm_viewer.travel.conversations import Conversation, JsonMessage, conversations_of
+from rllm_viewer.travel.conversations import JsonMessage, StepConversation, conversations_of
 from rllm_viewer.travel.fields import ALL, Losses, json_of, same_json
 from rllm_viewer.travel.rllm_extra import KEY
 from rllm_viewer.travel.selection import Picked
@@ -40,7 +40,7 @@ def rows(chosen: Iterable[Picked], source: Source, losses: Losses) -> Iterator[R
                 yield _document(one, number, part, conversation, source)
 
 
-def _document(one: Picked, number: int, part: int, conversation: Conversation, source: Source) -> Row:
+def _document(one: Picked, number: int, part: int, conversation: StepConversation, source: Source) -> Row:
     episode = one.rollout.episode
     trajectory = episode.trajectories[number]
     session = episode.rollout_id or f"{source.name}-{one.group.task.task_id}-{episode.rollout_index}"
@@ -64,7 +64,7 @@ def _document(one: Picked, number: int, part: int, conversation: Conversation, s
     }
 
 
-def _steps(one: Picked, number: int, conversation: Conversation) -> list[Row]:
+def _steps(one: Picked, number: int, conversation: StepConversation) -> list[Row]:
     sampled = dict(zip(conversation.sampled, zip(conversation.positions, conversation.steps, strict=True), strict=True))
     steps: list[Row] = []
     for at, message in enumerate(conversation.json_messages()):

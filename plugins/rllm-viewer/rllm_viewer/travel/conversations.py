@@ -15,7 +15,7 @@ JsonMessage = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Conversation:
+class StepConversation:
     """Steps of a trajectory that continue each other, both in tokens and in messages.
 
     Attributes:
@@ -42,7 +42,7 @@ class Conversation:
         return [thaw(message) for message in self.messages]
 
 
-def conversations_of(steps: Sequence[Step], losses: Losses) -> Iterator[Conversation]:
+def conversations_of(steps: Sequence[Step], losses: Losses) -> Iterator[StepConversation]:
     """Yields a trajectory's conversations in order; each step is in one. Counts reworded answers."""
     start = 0
     for position in range(1, len(steps) + 1):
@@ -66,7 +66,7 @@ def _continues(step: Step, before: Step) -> bool:
     )
 
 
-def _conversation(steps: Sequence[Step], start: int) -> Conversation:
+def _conversation(steps: Sequence[Step], start: int) -> StepConversation:
     messages: list[Message] = []
     sampled, reworded = [], 0
     for step in steps:
@@ -75,10 +75,10 @@ def _conversation(steps: Sequence[Step], start: int) -> Conversation:
         messages.extend(step.messages[len(messages) :])
         sampled.append(len(messages))
         messages.append(step.response)  # type: ignore[arg-type]
-    return Conversation(messages, sampled, steps, range(start, start + len(steps)), reworded)
+    return StepConversation(messages, sampled, steps, range(start, start + len(steps)), reworded)
 
 
-def with_weights(conversation: Conversation) -> list[JsonMessage]:
+def with_weights(conversation: StepConversation) -> list[JsonMessage]:
     """Returns the messages as JSON data; assistant messages that the policy did not sample here have weight 0."""
     sampled = set(conversation.sampled)
     return [

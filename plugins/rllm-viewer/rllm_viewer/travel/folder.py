@@ -26,16 +26,16 @@ IMPORTED = "imported"
 
 
 @dataclass
-class _Trajectory:
+class _FolderTrajectory:
     fields: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
-class _Rollout:
+class _FolderRollout:
     where: str
     fields: dict[str, Any]
-    trajectories: dict[Any, _Trajectory] = field(default_factory=dict)
+    trajectories: dict[Any, _FolderTrajectory] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Group:
     where: str
     task: dict[str, Any]
     fields: dict[str, Any]
-    rollouts: dict[Any, _Rollout] = field(default_factory=dict)
+    rollouts: dict[Any, _FolderRollout] = field(default_factory=dict)
 
 
 def groups_of(found: Iterable[Imported], losses: Losses) -> Iterator[RecordedGroup]:
@@ -58,11 +58,11 @@ def groups_of(found: Iterable[Imported], losses: Losses) -> Iterator[RecordedGro
         group = groups.setdefault(number if together is None else together, _Group(one.where, one.task, one.group))
         known = one.rollout.get("rollout_id")
         key = known or (number if "rollout_index" not in one.rollout else ("at", one.rollout["rollout_index"]))
-        rollout = group.rollouts.setdefault(key, _Rollout(one.where, one.rollout))
+        rollout = group.rollouts.setdefault(key, _FolderRollout(one.where, one.rollout))
         if one.steps or "number" in one.trajectory:
             fields = {name: value for name, value in one.trajectory.items() if name not in ("number", "part")}
             trajectory = rollout.trajectories.setdefault(
-                one.trajectory.get("number", ("row", number)), _Trajectory(fields)
+                one.trajectory.get("number", ("row", number)), _FolderTrajectory(fields)
             )
             trajectory.steps += one.steps
     for group in groups.values():
@@ -93,7 +93,7 @@ def _recorded(group: _Group, losses: Losses) -> RecordedGroup:
         raise ConfigError(f"{group.where} cannot be imported: {' '.join(str(error).split())}") from error
 
 
-def _rollout(rollout: _Rollout, index: int, task: Task, losses: Losses) -> RecordedRollout:
+def _rollout(rollout: _FolderRollout, index: int, task: Task, losses: Losses) -> RecordedRollout:
     fields = {"rollout_index": index, **rollout.fields}
     outcome, reason = fields.pop("outcome", IMPORTED), fields.pop("reason", IMPORTED)
     kept = [name for name in PER_STEP if fields.pop(f"has_{name}", False)]

@@ -15,7 +15,7 @@ import numpy as np
 from rllm_core.errors import ConfigError
 from rllm_viewer.travel import columns
 from rllm_viewer.travel.contract import Format, Imported, Located, Row, Source
-from rllm_viewer.travel.conversations import Conversation, conversations_of, steps_from, with_weights
+from rllm_viewer.travel.conversations import StepConversation, conversations_of, steps_from, with_weights
 from rllm_viewer.travel.fields import TEXT, TOKENS, Losses
 from rllm_viewer.travel.selection import Picked
 
@@ -43,7 +43,7 @@ def rows(chosen: Iterable[Picked], _: Source, losses: Losses) -> Iterator[Row]:
                 yield {name: value for name, value in row.items() if value is not None}
 
 
-def _tokens(conversation: Conversation, losses: Losses) -> Row:
+def _tokens(conversation: StepConversation, losses: Losses) -> Row:
     last = conversation.steps[-1]
     if not len(last.prompt_ids) or any(not len(step.completion_ids) for step in conversation.steps):
         return {}

@@ -13,7 +13,7 @@ from rllm_viewer.verify.episodes import check_episode
 from rllm_viewer.verify.findings import Verification, same
 from rllm_viewer.verify.groups import Groups
 from rllm_viewer.verify.lines import Lines
-from rllm_viewer.verify.records import Block, Rollout, Snapshot
+from rllm_viewer.verify.records import Block, RolloutRecord, Snapshot
 from rllm_viewer.verify.replay import Replay
 from rllm_viewer.verify.trajectories import Trajectories
 
@@ -294,7 +294,7 @@ def _check_buffer(path: Path, manifest: dict[str, Any], replay: Replay, found: V
         found.compare(f"{place} line {number}", written, told)
         for episode in written["episodes"]:
             index = episode["rollout_index"]
-            rollout = Rollout(group.outcomes[index], group.task, index)
+            rollout = RolloutRecord(group.outcomes[index], group.task, index)
             check_episode(found, f"{place} line {number}", episode, rollout)
     if not same(ordinals, manifest["generation"]["buffered_ordinals"]):
         found.problem(

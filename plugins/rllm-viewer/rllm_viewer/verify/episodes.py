@@ -11,7 +11,7 @@ from typing import Any
 
 from rllm_viewer.verify.findings import FLOAT32_TOLERANCE, RELATIVE_TOLERANCE, Verification, same
 from rllm_viewer.verify.measures import mean
-from rllm_viewer.verify.records import Rollout
+from rllm_viewer.verify.records import RolloutRecord
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _reward(trajectory: dict[str, Any]) -> float | None:
     return (math.fsum(of_steps) if own is None else float(own)) + math.fsum(of_tokens)
 
 
-def check_episode(found: Verification, place: str, episode: dict[str, Any], rollout: Rollout) -> list[Told]:
+def check_episode(found: Verification, place: str, episode: dict[str, Any], rollout: RolloutRecord) -> list[Told]:
     """Checks an episode against the finish event of its rollout; ``place`` names the file and line."""
     outcome = rollout.outcome
     told = [Told.read(trajectory) for trajectory in episode["trajectories"] if trajectory["trainable"]]

@@ -14,7 +14,7 @@ from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_viewer.verify.episodes import check_episode
 from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.lines import Lines
-from rllm_viewer.verify.records import Group, Rollout
+from rllm_viewer.verify.records import GroupRecord, RolloutRecord
 
 # The rules take turns; see "groups.jsonl" in docs/run-folder.md.
 RULES = ("first", "best", "worst", "divided")
@@ -29,7 +29,7 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class EventLines:
     """The lines that an event adds to ``groups.jsonl``: one group, or the groups of a validation.
 
     Attributes:
@@ -40,7 +40,7 @@ class Entry:
     """
 
     expected: Mapping[str, Any]
-    rollouts: Mapping[str, Rollout]
+    rollouts: Mapping[str, RolloutRecord]
     event: int
     most: int = 1
 
@@ -60,7 +60,7 @@ class ExpectedGroups:
     """
 
     per_step: int | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[EventLines] = field(default_factory=list)
     _not_trained: Counter[str] = field(default_factory=Counter)
     _events: int = 0
 
@@ -69,12 +69,12 @@ class ExpectedGroups:
         """Number of groups that were not trained, by reason."""
         return dict(self._not_trained)
 
-    def filtered(self, group: Group, reason: str, failed: Mapping[str, int], step: int) -> None:
+    def filtered(self, group: GroupRecord, reason: str, failed: Mapping[str, int], step: int) -> None:
         """Adds a group of a ``filter`` event."""
         self._events += 1
         self._not_trained_group(group, reason, failed, step)
 
-    def _not_trained_group(self, group: Group, reason: str, failed: Mapping[str, int], step: int) -> None:
+    def _not_trained_group(self, group: GroupRecord, reason: str, failed: Mapping[str, int], step: int) -> None:
         """Adds an untrained group if it is the 1st, 2nd, 4th, 8th ... with its reason."""
         if not self.per_step:
             return
@@ -85,7 +85,7 @@ class ExpectedGroups:
             outcome = "failed" if is_failed else "filtered"
             self._add(group, step, kept="example", outcome=outcome, reason=why)
 
-    def trained(self, groups: Sequence[Group], step: int) -> None:
+    def trained(self, groups: Sequence[GroupRecord], step: int) -> None:
         """Adds the groups of an optimizer step."""
         self._events += 1
         if not self.per_step:
@@ -100,23 +100,23 @@ class ExpectedGroups:
             left.remove(group)
             self._add(group, step, kept=rule, outcome="trained", reason="trained", weight_version=group.weight_version)
 
-    def validated(self, rollouts: Sequence[Rollout], step: int) -> None:
+    def validated(self, rollouts: Sequence[RolloutRecord], step: int) -> None:
         """Adds a validation."""
         self._events += 1
         if self.per_step:
             expected = {"step": step, "group": None, "kept": "validation", "outcome": "validation"}
             by_id = {rollout.outcome.rollout: rollout for rollout in rollouts}
-            self.entries.append(Entry(expected, by_id, self._events, VALIDATION_TASKS * self.per_step))
+            self.entries.append(EventLines(expected, by_id, self._events, VALIDATION_TASKS * self.per_step))
 
-    def _add(self, group: Group, step: int, **expected: Any) -> None:
-        rollouts = [Rollout(group.outcomes[index], group.task, index) for index in sorted(group.outcomes)]
+    def _add(self, group: GroupRecord, step: int, **expected: Any) -> None:
+        rollouts = [RolloutRecord(group.outcomes[index], group.task, index) for index in sorted(group.outcomes)]
         by_id = {rollout.outcome.rollout: rollout for rollout in rollouts}
         self.entries.append(
-            Entry({"step": step, "group": group.ordinal, "task": group.task, **expected}, by_id, self._events)
+            EventLines({"step": step, "group": group.ordinal, "task": group.task, **expected}, by_id, self._events)
         )
 
 
-def _chosen(groups: Sequence[Group], rule: str) -> tuple[Group, str]:
+def _chosen(groups: Sequence[GroupRecord], rule: str) -> tuple[GroupRecord, str]:
     rewards = {group.ordinal: _rewards(group) for group in groups}
     rewarded = [group for group in groups if rewards[group.ordinal]]
     if rule == "first" or not rewarded:
@@ -127,7 +127,7 @@ def _chosen(groups: Sequence[Group], rule: str) -> tuple[Group, str]:
     return best(rewarded, key=lambda group: _mean(rewards[group.ordinal])), rule
 
 
-def _rewards(group: Group) -> list[float]:
+def _rewards(group: GroupRecord) -> list[float]:
     members = [pair for places in (group.members or {}).values() for pair in places]
     parts = [(group.outcomes[index].parts or [])[place] for index, place in members]
     return [part.reward for part in parts if part.reward is not None]
@@ -151,13 +151,13 @@ class Groups:
         missing: Entries without lines.
     """
 
-    def __init__(self, run_dir: Path, expected: Sequence[Entry], found: Verification) -> None:
+    def __init__(self, run_dir: Path, expected: Sequence[EventLines], found: Verification) -> None:
         self.found = found
         self.lines = Lines("groups.jsonl")
         self.index = Lines.read(run_dir / "groups_index.jsonl", found)
         self.ends: list[int] = []
         self._entries = iter(expected)
-        self._entry: Entry | None = next(self._entries, None)
+        self._entry: EventLines | None = next(self._entries, None)
         self._in_entry: list[str] = []  # task of each line of the entry
         self._validated: list[str] | None = None  # tasks of the first validation
         self._ids: set[int] = set()
@@ -214,7 +214,7 @@ class Groups:
             self.found.problem(f"{place} has {len(group.rollouts)} rollouts, expected {len(entry.rollouts)}")
         self._in_entry.append(group.task.task_id)
 
-    def _rollout(self, place: str, recorded: RecordedRollout, entry: Entry) -> None:
+    def _rollout(self, place: str, recorded: RecordedRollout, entry: EventLines) -> None:
         episode = recorded.episode
         for trajectory in episode.trajectories:
             for step in trajectory.steps:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rllm_viewer.verify.records import Group, Outcome, Part
+from rllm_viewer.verify.records import GroupRecord, Outcome, Part
 
 ROUNDING = 1e-9  # rewards of a group that differ by less are equal
 UNTOLD = "untold"
@@ -28,7 +28,7 @@ def solved_by(outcomes: Iterable[Outcome]) -> str | None:
     return SHARES[any(judged) + all(judged)] if judged else None
 
 
-def oldest_version(group: Group) -> int | None:
+def oldest_version(group: GroupRecord) -> int | None:
     """Returns the version of a complete group; None if no event records which trajectories survived filtering."""
     if group.members is None:
         return None
@@ -43,7 +43,9 @@ def oldest_version(group: Group) -> int | None:
     )
 
 
-def of_step(groups: Sequence[Group], live: int, filtered: Counter[str | None], told: dict[str, Any]) -> dict[str, Any]:
+def of_step(
+    groups: Sequence[GroupRecord], live: int, filtered: Counter[str | None], told: dict[str, Any]
+) -> dict[str, Any]:
     """Computes the metrics of an optimizer step that follow from its events.
 
     Args:
@@ -68,7 +70,7 @@ def of_step(groups: Sequence[Group], live: int, filtered: Counter[str | None], t
     return expected | _of_trajectories(groups)
 
 
-def _solved(groups: Sequence[Group], filtered: Counter[str | None]) -> dict[str, Any]:
+def _solved(groups: Sequence[GroupRecord], filtered: Counter[str | None]) -> dict[str, Any]:
     outcomes = [outcome for group in groups for outcome in group.ended_well]
     expected: dict[str, Any] = {
         "solved": mean([outcome.is_correct for outcome in outcomes if outcome.is_correct is not None])
@@ -80,7 +82,7 @@ def _solved(groups: Sequence[Group], filtered: Counter[str | None]) -> dict[str,
     return expected
 
 
-def _of_trajectories(groups: Sequence[Group]) -> dict[str, Any]:
+def _of_trajectories(groups: Sequence[GroupRecord]) -> dict[str, Any]:
     named = [parts for group in groups for parts in _members(group).values()]
     trained = [part for parts in named for part in parts]
     # Filtered groups among the consumed ones count, too, because they also measure the policy.
@@ -118,7 +120,7 @@ def of_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def counted_places(groups: Sequence[Group]) -> dict[str, dict[int, bool]] | None:
+def counted_places(groups: Sequence[GroupRecord]) -> dict[str, dict[int, bool]] | None:
     """Finds the trajectories that count for a step's metrics, and whether each was trained.
 
     Returns:
@@ -136,7 +138,7 @@ def counted_places(groups: Sequence[Group]) -> dict[str, dict[int, bool]] | None
     return places
 
 
-def _members(group: Group) -> dict[str, list[Part]]:
+def _members(group: GroupRecord) -> dict[str, list[Part]]:
     named: dict[str, list[Part]] = {}
     for name, places in (group.members or {}).items():
         named[name] = [(group.outcomes[index].parts or [])[place] for index, place in places]

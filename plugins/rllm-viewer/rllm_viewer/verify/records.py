@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Group:
+class GroupRecord:
     """The rollouts of one task.
 
     Attributes:
@@ -94,7 +94,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class RolloutRecord:
     """An episode that may be in ``trajectories.jsonl``; ``task`` and ``index`` are None if no event has them."""
 
     outcome: Outcome
@@ -121,7 +121,7 @@ class Block:
     is_validation: bool
     total: int
     wanted: int | None
-    episodes: list[Rollout] | None
+    episodes: list[RolloutRecord] | None
     expected: dict[str, Any]
     counted: dict[str, dict[int, bool]] | None = None
     of_episodes: dict[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rllm_viewer.verify import measures
-from rllm_viewer.verify.records import Block, Group, Outcome, Rollout, Snapshot
+from rllm_viewer.verify.records import Block, GroupRecord, Outcome, RolloutRecord, Snapshot
 from rllm_viewer.verify.state import RunState
 
 
@@ -105,7 +105,7 @@ class Replay(RunState):
         self._require(ordinal not in self.groups, f"group {ordinal} is dispatched twice")
         self._require(event["rollouts"] == size, f"group {ordinal} has {event['rollouts']} rollouts, expected {size}")
         self._check_live(event["weight_version"] == self.found.weight_version, "dispatch", event)
-        self.groups[ordinal] = Group(
+        self.groups[ordinal] = GroupRecord(
             ordinal, event["task"], event.get("epoch"), event["rollouts"], event["weight_version"]
         )
         self.dispatched += event["rollouts"]
@@ -194,7 +194,7 @@ class Replay(RunState):
         if (version := measures.oldest_version(group)) is not None:
             self._compare(event, weight_version=version)
 
-    def _check_members(self, group: Group, written: dict[str, list[list[int]]], out: set[int]) -> None:
+    def _check_members(self, group: GroupRecord, written: dict[str, list[list[int]]], out: set[int]) -> None:
         members = {name: [(index, place) for index, place in places] for name, places in written.items()}
         flat = [pair for places in members.values() for pair in places]
         able = {
@@ -288,7 +288,9 @@ class Replay(RunState):
             self._compare(event, trajectories=metrics["trajectories"])
         self._filtered.clear()
         episodes = [
-            Rollout(group.outcomes[index], group.task, index) for group in groups for index in sorted(group.outcomes)
+            RolloutRecord(group.outcomes[index], group.task, index)
+            for group in groups
+            for index in sorted(group.outcomes)
         ]
         metrics["weight_version"] = self.found.weight_version
         places = measures.counted_places(groups)
@@ -321,7 +323,7 @@ class Replay(RunState):
             self._compare(event, **measures.of_validation(outcomes))
         self._errors.clear()
         self.validations.append(said)
-        rollouts = None if outcomes is None else [Rollout(outcome) for outcome in outcomes]
+        rollouts = None if outcomes is None else [RolloutRecord(outcome) for outcome in outcomes]
         self.recorded.validated(rollouts or (), event["step"])
         self.blocks.append(Block(event["step"], True, total, self._wanted, rollouts, {}))
 

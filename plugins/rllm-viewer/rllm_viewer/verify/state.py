@@ -9,7 +9,7 @@ from typing import Any
 from rllm_core.config import TrainingConfig
 from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.groups import ExpectedGroups
-from rllm_viewer.verify.records import Block, Group, Outcome, Snapshot
+from rllm_viewer.verify.records import Block, GroupRecord, Outcome, Snapshot
 
 # Every rollout has one of these outcomes; the names are keys of ``books`` in summary.json.
 OUTCOMES = ("trained", "filtered", "failed", "cancelled")
@@ -38,7 +38,7 @@ class RunState:
     def __init__(self, training: TrainingConfig, left_out: frozenset[str], found: Verification) -> None:
         self.training = training
         self.found = found
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, GroupRecord] = {}
         self.blocks: list[Block] = []
         self.recorded = ExpectedGroups()
         self.validations: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class RunState:
             self._books["cancelled"][reason] += group.rollouts
             self._again.add(ordinal)
 
-    def _expect(self, ordinal: int, state: str, becomes: str) -> Group | None:
+    def _expect(self, ordinal: int, state: str, becomes: str) -> GroupRecord | None:
         group = self.groups.get(ordinal)
         if group is None or group.state != state:
             is_now = "not in flight" if group is None else group.state

@@ -10,7 +10,7 @@ from typing import Any
 from rllm_viewer.verify.episodes import Told, check_episode, metric_means, of_step
 from rllm_viewer.verify.findings import Verification
 from rllm_viewer.verify.lines import Lines
-from rllm_viewer.verify.records import Block, Rollout
+from rllm_viewer.verify.records import Block, RolloutRecord
 
 Kept = list[tuple[dict[str, Any], list[Told]]]
 
@@ -80,7 +80,7 @@ class Trajectories:
             return
         self._kept.append((episode, check_episode(self.found, place, episode, rollout)))
 
-    def _due(self, block: Block) -> Rollout | None:
+    def _due(self, block: Block) -> RolloutRecord | None:
         """Returns the next expected episode; None if no event records how many of the block are kept."""
         if block.wanted is None or block.episodes is None:
             return None

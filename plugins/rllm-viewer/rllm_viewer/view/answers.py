@@ -13,7 +13,7 @@ from rllm_viewer.view.viewed_run import NotFound, ViewedRun, encoded
 _NUMBER = r"(\d{1,15})"
 
 
-class Answers:
+class RequestHandler:
     """Answers requests about some runs.
 
     Args:

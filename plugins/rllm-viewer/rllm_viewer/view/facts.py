@@ -17,7 +17,7 @@ from rllm_core.types import FinishReason
 _BYTES = {"<u1": 1, "<u2": 2, "<i4": 4, "<f4": 4}
 
 
-class Rollout(msgspec.Struct, omit_defaults=True):
+class ListedRollout(msgspec.Struct, omit_defaults=True):
     """One rollout in a list.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rollout(msgspec.Struct, omit_defaults=True):
     answered: bool | None = None
 
 
-class Group(msgspec.Struct):
+class ListedGroup(msgspec.Struct):
     """One group in a list; ``rollouts`` is None while only its index entry is known.
 
     Attributes:
@@ -69,10 +69,10 @@ class Group(msgspec.Struct):
     reason: str
     rewards: list[float | None]
     solved: list[bool | None]
-    rollouts: list[Rollout] | None = None
+    rollouts: list[ListedRollout] | None = None
 
 
-class Entry(msgspec.Struct):
+class IndexEntry(msgspec.Struct):
     """A line of ``groups_index.jsonl``."""
 
     offset: int
@@ -86,10 +86,10 @@ class Entry(msgspec.Struct):
     rewards: list[float | None]
     solved: list[bool | None]
 
-    def row(self) -> Group:
+    def row(self) -> ListedGroup:
         """Returns the group as a row without facts about its rollouts."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "offset"}
-        return Group(id=self.offset, **fields)
+        return ListedGroup(id=self.offset, **fields)
 
 
 class _Function(msgspec.Struct):
@@ -156,10 +156,10 @@ class _Line(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
-ENTRIES = msgspec.json.Decoder(Entry)
+ENTRIES = msgspec.json.Decoder(IndexEntry)
 
 
-def of_line(line: bytes, offset: int) -> Group:
+def of_line(line: bytes, offset: int) -> ListedGroup:
     """Returns the row of a group.
 
     Raises:
@@ -167,7 +167,7 @@ def of_line(line: bytes, offset: int) -> Group:
     """
     read = _DECODER.decode(line)
     rollouts = [_facts(one, read) for one in read.rollouts]
-    return Group(
+    return ListedGroup(
         offset,
         len(line),
         read.step,
@@ -182,14 +182,14 @@ def of_line(line: bytes, offset: int) -> Group:
     )
 
 
-def _facts(read: _Rollout, group: _Line) -> Rollout:
+def _facts(read: _Rollout, group: _Line) -> ListedRollout:
     episode = read.episode
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     rewards = [reward for reward in map(_reward, episode.trajectories) if reward is not None]
     versions = [group.weight_version if step.weight_version is msgspec.UNSET else step.weight_version for step in steps]
     known = [version for version in versions if isinstance(version, int)]
     calls = [call.function.name for step in steps for call in step.response.tool_calls or ()]
-    return Rollout(
+    return ListedRollout(
         index=episode.rollout_index,
         reward=sum(rewards) if rewards else None,
         solved=episode.is_correct,

@@ -63,7 +63,7 @@ class _Spelled(msgspec.Struct):
     bytes: str | None = None
 
 
-class Spelled:
+class SpelledTokens:
     """Texts of token ids in ``tokens.jsonl``, read as the run adds them.
 
     Attributes:
@@ -149,7 +149,7 @@ class Waits:
                 self._groups[group].trained = row["weight_version"]
 
 
-class _Owner(msgspec.Struct):
+class _TimingOwner(msgspec.Struct):
     rollout: str
 
 
@@ -183,7 +183,7 @@ class Timings:
             return
         if self._path.stat().st_size < self._position:
             self._places, self._position = {}, 0
-        decode = msgspec.json.Decoder(_Owner).decode
+        decode = msgspec.json.Decoder(_TimingOwner).decode
         with self._path.open("rb") as file:
             file.seek(self._position)
             for line in file:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from rllm_core.errors import ConfigError
-from rllm_viewer.view.facts import Group, Rollout
+from rllm_viewer.view.facts import ListedGroup, ListedRollout
 
-Holds = Callable[[Group, Rollout, str], bool]
+Holds = Callable[[ListedGroup, ListedRollout, str], bool]
 
 SOLVED = {"yes": True, "no": False, "unknown": None}
 _RANGE = re.compile(r"\s*(-?[\d.]*?\d?)\s*(?:(\.\.)\s*(-?[\d.]*))?\s*", re.ASCII)
@@ -20,7 +20,7 @@ def _in_range(text: str, low: float | None, high: float | None) -> bool:
     return bounds is not None and low is not None and high is not None and high >= bounds[0] and low <= bounds[1]
 
 
-def _has_break(rollout: Rollout, wanted: str) -> bool:
+def _has_break(rollout: ListedRollout, wanted: str) -> bool:
     if wanted in ("any", "none"):
         return bool(rollout.breaks) == (wanted == "any")
     return wanted in rollout.breaks
@@ -77,7 +77,7 @@ def parsed(written: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def fitting(group: Group, wanted: dict[str, str]) -> list[int]:
+def fitting(group: ListedGroup, wanted: dict[str, str]) -> list[int]:
     """Returns the positions of a group's rollouts that pass all filters; empty if its line cannot be read."""
     return [
         position

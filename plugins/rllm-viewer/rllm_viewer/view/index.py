@@ -17,7 +17,7 @@ import msgspec
 from rllm_core.run_folder.journal import write_whole
 from rllm_core.run_folder.recorded import GROUPS, INDEX
 from rllm_viewer.view import facts
-from rllm_viewer.view.facts import Group
+from rllm_viewer.view.facts import ListedGroup
 
 FORMAT = 2
 SAVED_EVERY_BYTES = 1 << 26
@@ -31,7 +31,7 @@ class _Saved(msgspec.Struct):
     position: int
     tail: str
     broken: list[int]
-    rows: list[Group]
+    rows: list[ListedGroup]
 
 
 class Changes(msgspec.Struct):
@@ -50,7 +50,7 @@ class Changes(msgspec.Struct):
     read: int
     size: int
     broken: list[int]
-    rows: list[Group]
+    rows: list[ListedGroup]
 
 
 class RunIndex:
@@ -76,7 +76,7 @@ class RunIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self._rows: dict[int, Group] = {}
+        self._rows: dict[int, ListedGroup] = {}
         self._order: list[int] = []
         self._broken: list[int] = []
         self._position = 0
@@ -87,11 +87,11 @@ class RunIndex:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def row(self, identity: int) -> Group | None:
+    def row(self, identity: int) -> ListedGroup | None:
         """Returns the row of a group, or None if there is no such group."""
         return self._rows.get(identity)
 
-    def rows(self) -> list[Group]:
+    def rows(self) -> list[ListedGroup]:
         """Returns the rows of all groups, oldest first."""
         with self._changed:
             return [self._rows[identity] for identity in sorted(self._rows)]
@@ -155,7 +155,7 @@ class RunIndex:
         if self._position > self._saved:
             self._save()
 
-    def _put(self, row: Group) -> None:
+    def _put(self, row: ListedGroup) -> None:
         self._rows[row.id] = row
         self._order.append(row.id)
 

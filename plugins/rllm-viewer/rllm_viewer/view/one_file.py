@@ -13,8 +13,8 @@ from pathlib import Path
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.journal import write_whole, writing
 from rllm_viewer.view import assets
-from rllm_viewer.view.answers import Answers
-from rllm_viewer.view.facts import Group
+from rllm_viewer.view.answers import RequestHandler
+from rllm_viewer.view.facts import ListedGroup
 from rllm_viewer.view.viewed_run import ViewedRun, encoded
 
 MAX_BYTES = 50_000_000
@@ -23,7 +23,7 @@ _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE
 _EXPORT = re.compile(r"^export (async function|function|class|const) (\w+)", re.MULTILINE)
 
 
-def write(run: ViewedRun, groups: Sequence[Group], file: Path) -> int:
+def write(run: ViewedRun, groups: Sequence[ListedGroup], file: Path) -> int:
     """Writes groups of a run into a copy of the page, and returns the size of the file in bytes.
 
     Raises:
@@ -35,9 +35,9 @@ def write(run: ViewedRun, groups: Sequence[Group], file: Path) -> int:
     return len(content)
 
 
-def _data(run: ViewedRun, groups: Sequence[Group]) -> str:
+def _data(run: ViewedRun, groups: Sequence[ListedGroup]) -> str:
     """Returns the answers to all requests that the page may send, compressed, as text."""
-    answers = Answers([run])
+    answers = RequestHandler([run])
     paths = ["/api/runs", "/api/run/0", "/api/run/0/steps"]
     paths += [f"/api/run/0/timing/{step}" for step in sorted({group.step for group in groups})]
     for group in groups:

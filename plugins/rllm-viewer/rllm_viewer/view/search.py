@@ -68,36 +68,36 @@ class Hit(msgspec.Struct):
     places: int
 
 
-class _Step(msgspec.Struct):
+class _SearchedStep(msgspec.Struct):
     messages: Any = None
     response: Any = None
     prompt_ids: Any = None
 
 
-class _Trajectory(msgspec.Struct):
-    steps: list[_Step] = []
+class _SearchedTrajectory(msgspec.Struct):
+    steps: list[_SearchedStep] = []
 
 
-class _Episode(msgspec.Struct):
-    trajectories: list[_Trajectory] = []
+class _SearchedEpisode(msgspec.Struct):
+    trajectories: list[_SearchedTrajectory] = []
     error: str | None = None
 
 
-class _Rollout(msgspec.Struct):
-    episode: _Episode
+class _SearchedRollout(msgspec.Struct):
+    episode: _SearchedEpisode
 
 
-class _Task(msgspec.Struct):
+class _SearchedTask(msgspec.Struct):
     task_id: str = ""
     data: Any = None
 
 
-class _Line(msgspec.Struct):
-    task: _Task
-    rollouts: list[_Rollout]
+class _SearchedLine(msgspec.Struct):
+    task: _SearchedTask
+    rollouts: list[_SearchedRollout]
 
 
-_DECODER = msgspec.json.Decoder(_Line)
+_DECODER = msgspec.json.Decoder(_SearchedLine)
 
 
 def hits(line: bytes, identity: int, pattern: re.Pattern[str]) -> Iterator[Hit]:
@@ -136,7 +136,7 @@ def hits(line: bytes, identity: int, pattern: re.Pattern[str]) -> Iterator[Hit]:
 
 
 def _of_trajectory(
-    trajectory: _Trajectory, number: int, shared: dict[int, list[tuple[str, str]]]
+    trajectory: _SearchedTrajectory, number: int, shared: dict[int, list[tuple[str, str]]]
 ) -> Iterator[tuple[str, str]]:
     """Yields role and text of all messages; the first prompt may be shared with an earlier rollout."""
     for position, step in enumerate(trajectory.steps):

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from rllm_core.run_folder.recorded import GROUPS
 from rllm_viewer.view import assets
-from rllm_viewer.view.answers import Answers
+from rllm_viewer.view.answers import RequestHandler
 from rllm_viewer.view.search import Query
 from rllm_viewer.view.viewed_run import NotFound, ViewedRun, encoded
 
@@ -59,7 +59,7 @@ class ViewServer(ThreadingHTTPServer):
         self._asking = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
-        self.answers = Answers(runs)
+        self.answers = RequestHandler(runs)
         for run in runs:
             run.index.give_way = self._give_way
         super().__init__((ADDRESS, port), _Handler)

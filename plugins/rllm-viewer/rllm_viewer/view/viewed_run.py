@@ -13,7 +13,7 @@ from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.recorded import GROUPS
 from rllm_viewer import diagnosis, recordings, results
 from rllm_viewer.view import details, facts, token_details
-from rllm_viewer.view.files import Spelled, Timings, Waits, added
+from rllm_viewer.view.files import SpelledTokens, Timings, Waits, added
 from rllm_viewer.view.index import RunIndex
 
 Json = dict[str, Any]
@@ -47,7 +47,7 @@ class ViewedRun:
         self.name = path.name or path.resolve().name
         self.index = RunIndex(path, cache)
         self.problem: str | None = None
-        self._spelled = Spelled(path)
+        self._spelled = SpelledTokens(path)
         self._timings = Timings(path)
         self._waits = Waits(path)
 
@@ -159,7 +159,7 @@ class ViewedRun:
     def _findings(self) -> list[Json]:
         return [finding.to_json(self.path) for finding in diagnosis.of_folder(self.path).findings]
 
-    def _owners(self, row: facts.Group) -> list[str]:
+    def _owners(self, row: facts.ListedGroup) -> list[str]:
         try:
             return facts.rollout_ids(self._line(row))
         except ValueError:
@@ -178,7 +178,7 @@ class ViewedRun:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise NotFound(f"{self.path / GROUPS}.jsonl has no readable group at byte {identity}: {reason}") from error
 
-    def _line(self, row: facts.Group) -> bytes:
+    def _line(self, row: facts.ListedGroup) -> bytes:
         with (self.path / f"{GROUPS}.jsonl").open("rb") as file:
             file.seek(row.id)
             return file.read(row.length)

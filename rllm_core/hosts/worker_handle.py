@@ -16,7 +16,7 @@ from rllm_core.errors import PluginError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import Place
 from rllm_core.hosts.pacing import Paced
-from rllm_core.hosts.played import PlayedRollout
+from rllm_core.hosts.run_side_rollout import PlayedRollout
 from rllm_core.limits.timeouts import GRACE_SECONDS
 from rllm_core.plugins.blame import place_in
 from rllm_core.text import printable

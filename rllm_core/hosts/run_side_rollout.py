@@ -16,7 +16,7 @@ from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.elsewhere import GROUP
 from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.parser import SegmentBreak
-from rllm_core.scope import Call, RolloutEnded, ended_calls
+from rllm_core.scope import CallTime, RolloutEnded, ended_calls
 from rllm_core.types import Episode, Messages, MessageView, Step, Task, TerminationReason, Trajectory
 
 
@@ -78,7 +78,7 @@ class PlayedRollout:
 
     def receive(self, message: wire.OfRollout) -> None:
         """Handles a message of the worker."""
-        if isinstance(message, wire.Call | wire.Spell):
+        if isinstance(message, wire.ModelCall | wire.Spell):
             answering = asyncio.get_running_loop().create_task(self._answer(message), context=self._context)
             self._answering[message.call] = answering
         elif isinstance(message, wire.GiveUp):
@@ -103,7 +103,7 @@ class PlayedRollout:
             UserError: If only the user can fix the problem.
         """
         for timed in ended.timed:
-            ended_calls(Call(timed.kind, timed.name, timed.start, timed.seconds))
+            ended_calls(CallTime(timed.kind, timed.name, timed.start, timed.seconds))
         for kind, amounts in ended.costs.items():
             spend(kind, **amounts)
         if isinstance(ended, wire.Failed):
@@ -144,7 +144,7 @@ class PlayedRollout:
             setattr(step, name, value)
         return step
 
-    async def _answer(self, call: wire.Call | wire.Spell) -> None:
+    async def _answer(self, call: wire.ModelCall | wire.Spell) -> None:
         try:
             answer = await (self._spelled(call) if isinstance(call, wire.Spell) else self._called(call))
         except asyncio.CancelledError:
@@ -160,7 +160,7 @@ class PlayedRollout:
     async def _spelled(self, call: wire.Spell) -> wire.Spelled:
         return wire.Spelled(self.number, call.call, await self._completer.spell(self._steps[call.step]))
 
-    async def _called(self, call: wire.Call) -> wire.Answer | wire.Counted:
+    async def _called(self, call: wire.ModelCall) -> wire.CallAnswered | wire.Counted:
         conversation = self._conversation(tuple(call.conversation))
         asked, conversation.asked = conversation.asked, asyncio.current_task()
         if asked is not None and not asked.done():
@@ -189,7 +189,7 @@ class PlayedRollout:
         kept = 0
         if before is not None and before.segment == step.segment:
             kept = len(before.prompt_ids) + len(before.completion_ids)
-        return wire.Answer(
+        return wire.CallAnswered(
             self.number,
             call.call,
             wire.SampledStep(

@@ -68,7 +68,7 @@ class RemoteCompleter(Completer):
         self,
         start: wire.Start,
         scope: RolloutScope,
-        ask: Callable[[wire.Call | wire.Spell], Awaitable[Any]],
+        ask: Callable[[wire.ModelCall | wire.Spell], Awaitable[Any]],
         sampled: SampledSteps,
     ) -> None:
         self.sampling_params = SamplingParams(**start.sampling)
@@ -140,10 +140,10 @@ class RemoteCompleter(Completer):
         tokens: list[bytes] = await self._ask(wire.Spell(self._rollout, 0, step.step_id))
         return tokens
 
-    def _call(self, view: MessageView, tools: Sequence[ToolSpec] | None) -> tuple[wire.Call, FrozenList | None]:
+    def _call(self, view: MessageView, tools: Sequence[ToolSpec] | None) -> tuple[wire.ModelCall, FrozenList | None]:
         """Returns a call with everything that the run does not know yet, and the tools on offer in it."""
         kept = self._kept(view)
-        call = wire.Call(
+        call = wire.ModelCall(
             rollout=self._rollout,
             call=0,
             conversation=list(self._path),

@@ -9,19 +9,19 @@ from rllm_core.costs import Tally, collecting
 from rllm_core.engine import EngineError, Terminated
 from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
-from rllm_core.hosts.completer import RemoteCompleter, SampledSteps
 from rllm_core.hosts.contract import RolloutFailed
+from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
 from rllm_core.hosts.rollout_failures import failure_of
 from rllm_core.limits.timeouts import contained, waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
-from rllm_core.scope import Calls, RolloutEnded, RolloutScope, timing
+from rllm_core.scope import CallTimes, RolloutEnded, RolloutScope, timing
 from rllm_core.types import Episode, Record, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
 
 _SET_BY_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
-class Session(Protocol):
+class RolloutSession(Protocol):
     """Interface of a worker to its rollouts; implemented by `rllm_core.hosts.worker.WorkerSession`."""
 
     is_limited: bool
@@ -38,12 +38,12 @@ class RunningRollout:
         calls: Durations of the rollout's calls.
     """
 
-    def __init__(self, start: wire.Start, workflow: Workflow, session: Session) -> None:
+    def __init__(self, start: wire.Start, workflow: Workflow, session: RolloutSession) -> None:
         self._start = start
         self._workflow = workflow
         self._session = session
         self._say = session.say
-        self.calls = Calls()
+        self.calls = CallTimes()
         self._tally = Tally()
         self._asked = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -56,13 +56,13 @@ class RunningRollout:
             self._say(wire.Cancelling(self._start.rollout, waiting_at(self._task) or ""))
             self._task.cancel()
 
-    def answered(self, message: wire.Answer | wire.Counted | wire.Spelled | wire.CallFailed) -> None:
+    def answered(self, message: wire.CallAnswered | wire.Counted | wire.Spelled | wire.CallFailed) -> None:
         """Hands an answer to the call that waits for it."""
         future = self._waiting.pop(message.call, None)
         if future is None or future.done():
             return
         match message:
-            case wire.Answer():
+            case wire.CallAnswered():
                 future.set_result(message.step)
             case wire.Counted() | wire.Spelled():
                 future.set_result(message.tokens)
@@ -100,7 +100,7 @@ class RunningRollout:
         with timing(self.calls), collecting(self._tally):
             return await contained(self._workflow.run(task, completer))
 
-    async def _ask(self, call: wire.Call | wire.Spell) -> Any:
+    async def _ask(self, call: wire.ModelCall | wire.Spell) -> Any:
         self._asked += 1
         call.call = self._asked
         future: asyncio.Future[Any]
