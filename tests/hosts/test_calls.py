@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
 from rllm_core.scope import RolloutScope
 from rllm_core.types import Step, TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
-from tests.hosts.workflows import TOOLS
+from tests.hosts.workflows import CALLED, TOOLS
 
 
 def test_a_call_after_one_that_failed_names_its_tools_again() -> None:
@@ -47,13 +48,15 @@ def test_a_call_after_one_that_failed_names_its_tools_again() -> None:
 
 
 def test_a_call_after_one_that_was_given_up_waits_for_an_engine_that_takes_its_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    answer, calls = ScriptedEngine.get_token_outputs_from_token_input, []
+    answer, calls, called = ScriptedEngine.get_token_outputs_from_token_input, [], tmp_path / "called"
+    monkeypatch.setenv(CALLED, str(called))
 
     async def slow(self: ScriptedEngine, *arguments: Any, seeds: Sequence[int], **options: Any) -> list[TokenOutput]:
         calls.append(seeds)
         if len(calls) == 1:
+            called.touch()
             try:
                 await asyncio.sleep(3600)
             finally:

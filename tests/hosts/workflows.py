@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from rllm_core.types import Episode, Messages, Step, Task, TerminationReason, Tr
 from rllm_core.workflow import Workflow, WorkflowConfig
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+CALLED = "TEST_CALLED"  # path of a file that a test creates once its engine has been called
 
 
 class TalkConfig(WorkflowConfig):
@@ -166,9 +169,10 @@ class Talk(Workflow):
         return self.episode(task, steps, reward=1.0, metadata={"found": found})
 
     async def _gives_up(self, task: Task, completer: Completer) -> Step:
-        """Cancels a call, and asks again."""
+        """Cancels a call that the engine is answering, and asks again."""
         asking = asyncio.create_task(completer.complete([{"role": "user", "content": "slow"}]))
-        await asyncio.sleep(0.01)
+        while not Path(os.environ[CALLED]).exists():
+            await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking])
         return await self._plain(task, completer)
