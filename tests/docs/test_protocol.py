@@ -11,7 +11,7 @@ import pytest
 from pages import ROOT, Page
 from protocol import FROM_RUN, FROM_WORKER, PAGE, PARTS, page, tag
 
-from rllm_core.hosts import wire, worker, worker_handle, worker_pool
+from rllm_core.hosts import wire, worker, worker_handle, worker_pool, worker_side_rollout
 from rllm_core.seeds import derive_seed
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory
 from rllm_devkit import reference
