@@ -64,7 +64,7 @@ def test_a_call_after_one_that_was_given_up_waits_for_an_engine_that_takes_its_t
         return await answer(self, *arguments, seeds=seeds, **options)
 
     monkeypatch.setattr(ScriptedEngine, "get_token_outputs_from_token_input", slow)
-    [episode] = play("Talk", ["gives_up"], workers=1, max_attempts=1).episodes
+    [episode] = play("Talk", ["gives_up_in_engine"], workers=1, max_attempts=1).episodes
     assert episode.termination_reason.value == "done", episode.error
     assert len(calls) == 2
 

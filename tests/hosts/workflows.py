@@ -169,6 +169,14 @@ class Talk(Workflow):
         return self.episode(task, steps, reward=1.0, metadata={"found": found})
 
     async def _gives_up(self, task: Task, completer: Completer) -> Step:
+        """Cancels a call, which may have been answered, and asks again."""
+        asking = asyncio.create_task(completer.complete([{"role": "user", "content": "slow"}]))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait([asking])
+        return await self._plain(task, completer)
+
+    async def _gives_up_in_engine(self, task: Task, completer: Completer) -> Step:
         """Cancels a call that the engine is answering, and asks again."""
         asking = asyncio.create_task(completer.complete([{"role": "user", "content": "slow"}]))
         while not Path(os.environ[CALLED]).exists():

@@ -146,7 +146,11 @@ def test_without_conversations_it_is_the_shared_model(game: str, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("ends", "ended after 1 conversations"), ("fails", r"failed: .*no move left"), ("odd", "one of the assistant")],
+    [
+        ("ends", "ended after 1 conversations"),
+        ("fails", r"failed: .*no move left"),
+        ("odd", "from the assistant"),
+    ],
 )
 def test_wrong_conversations_are_the_workflows_fault_in_one_line(game: str, kind: str, error: str) -> None:
     with pytest.raises(PluginError, match=error) as raised:
