@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,8 @@ class SegmentBreak(RuntimeError):
         self.reason = reason
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Turn:
     """The prompt of one turn.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -105,7 +105,7 @@ class ParserSession:
         self.__dict__.update(state)
         if self._pending is not None:  # unpickled arrays are writable copies, so replace them by a view again
             tokens = self._pending.tokens
-            self._pending.turn = self._pending.turn._replace(prompt_ids=tokens.view(0, len(tokens)))
+            self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
@@ -153,6 +153,11 @@ class ParserSession:
         logs = [*self._closed, (self._tokens, self._spans)]
         return tuple(TokenSegment(tokens.view(0, spans[-1][1]), tuple(spans)) for tokens, spans in logs if spans)
 
+    @property
+    def recorded(self) -> TokenLog:
+        """Tokens up to the last recorded completion, as a separate log that shares memory with this session."""
+        return self._tokens.prefix(self._answer_span[1])
+
     def begin_after(
         self,
         last: Step,
@@ -165,7 +170,7 @@ class ParserSession:
 
         Args:
             last: Step to continue from.
-            recorded: Tokens of the other session up to the end of the step; belong to this session from now on.
+            recorded: `recorded` of the other session after the step; belongs to this session from now on.
             tools: Tools of the step.
             steps: Function that returns the steps of the other conversation, up to ``last``.
         """
@@ -239,7 +244,7 @@ class ParserSession:
         if pending is None:
             return
         if pending.tokens is self._tokens:  # the engine may still read the longer prompt
-            self._tokens = self._tokens.prefix(self._answer_span[1])
+            self._tokens = self.recorded
         self.stats = pending.stats_before
 
     def _ends_at_first_stop(self, completion: TokenIds) -> bool:

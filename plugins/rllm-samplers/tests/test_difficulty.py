@@ -154,5 +154,5 @@ def test_a_checkpoint_of_other_tasks_is_refused() -> None:
     sampler, other = Difficulty(), Difficulty()
     sampler.begin(some_tasks(4), seed=0)
     other.begin(some_tasks(5), seed=0)
-    with pytest.raises(ConfigError, match="of 4 training tasks, but there are 5"):
+    with pytest.raises(ConfigError, match="has 4 training tasks, but there are 5"):
         other.load_state_dict(sampler.state_dict())

@@ -199,7 +199,7 @@ def test_a_log_of_inspect_without_events_becomes_groups(tmp_path: Path) -> None:
         (
             "atif",
             ['{"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": [{}]}'],
-            "no valid ATIF trajectory",
+            "not a valid ATIF trajectory",
         ),
         ("verifiers", ['{"prompt": []}'], "is not an episode of verifiers"),
         ("verifiers", ['{"task": {"data": {}}, "traces": [{"nodes": [{"parent": 0, "sampled": true}]}]}'], "ancestor"),
