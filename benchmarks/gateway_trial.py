@@ -29,7 +29,7 @@ from benchmarks.gateway_referee import judge
 from benchmarks.peer_environments import ROOT
 from benchmarks.trials import Row
 from rllm_core.engine import TITOCompleter
-from rllm_core.runs.launch import _rare_collections
+from rllm_core.runs.launch import rare_collections
 from rllm_core.types import Messages
 
 HOST = {"host": "127.0.0.1:1"}
@@ -305,7 +305,7 @@ def main() -> None:
         "crowd": crowd,
         "step": gateway_step.step,
     }
-    with _rare_collections():  # as in a run
+    with rare_collections():  # as in a run
         for row in parts[request.pop("part")](request):
             print(json.dumps({**row, "load_average": os.getloadavg()[0]}), flush=True)
 

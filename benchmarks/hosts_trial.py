@@ -27,7 +27,7 @@ from rllm_core.assembly.resolution import load_run_config, providers_of
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.plugins import PluginManager
-from rllm_core.runs.launch import _rare_collections
+from rllm_core.runs.launch import rare_collections
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import TokenOutput
 from rllm_devkit.scripted import Script, ScriptedEngine
@@ -166,7 +166,7 @@ async def _play(request: Row, host: RolloutHost, engine_of: Any, tasks: Any, con
     try:
         runner = RolloutRunner(host, engine, config, lockstep=False)
         pulse = Pulse()
-        with _rare_collections():  # as in a run
+        with rare_collections():  # as in a run
             beating = asyncio.create_task(pulse.beat()) if request["beats"] else None
             first, began = reading(), time.perf_counter()
             played = await asyncio.gather(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,6 +21,12 @@ if find_spec("hypothesis"):  # some of the other environments have none
         "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what pytest holds from garbage collections: every run begins with one, and that would walk all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -169,7 +169,7 @@ class _Launch:
             model = f" with model {config.model.path}" if config.model.path else ""
             progress.waiting(f"starting backend {config.backend!r}{model}")
             engine = await assembly.engine()
-            at_end.enter_context(_rare_collections())
+            at_end.enter_context(rare_collections())
             teacher = await at_end.enter_async_context(open_teacher(assembly.resolved, engine.parser))
             scorer_engine = await at_end.enter_async_context(
                 open_scorer_engine(assembly.resolved, assembly.scorer, assembly.backend)
@@ -294,21 +294,25 @@ def how_to_continue(workflow: str, path: Path) -> str:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Keeps garbage collections short.
 
     The half a million objects imported and allocated so far stay alive, so no collection needs to walk them again. A
     collection blocks the event loop while it walks its generation, so young collections must be frequent to be short.
-    Rollouts create hardly any reference cycles, so collections of the older generations can be rare.
+    Rollouts create hardly any reference cycles, so collections of the older generations can be rare. What a program has
+    frozen before it starts a run stays frozen after the run.
     """
     thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    is_frozen = gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(2_000, 10, 300)
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

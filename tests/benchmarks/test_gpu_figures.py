@@ -80,6 +80,7 @@ def test_every_side_is_asked_for_the_same_model() -> None:
     assert gpu.request_of("trl", Path("/model"), "cpu", "")["workload"] == "gpu_tiny"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hangs_at", "fails_at", "seconds", "timed", "reason"),
     [

@@ -192,6 +192,7 @@ def test_cpu_seconds_are_those_of_the_processes_that_the_environment_names_and_o
     assert "tested" not in cpu_seconds()
 
 
+@pytest.mark.slow
 def test_only_what_a_side_uses_during_a_call_is_measured() -> None:
     loop = textwrap.indent(BURN + "print('burnt', flush=True)\n", "    ")
     child = f"for line in iter(input, 'end'):\n{loop}"

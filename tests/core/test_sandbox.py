@@ -97,7 +97,7 @@ def test_arguments_and_results_are_json(function: Functions) -> None:
         ("os:_exit", [7], ChildDied, "exit code 7"),
         ("builtins:bytearray", [10**10], ChildOutOfMemory, "more than"),
         ("operator:mul", ["x", 3_000_000], ChildOutputTooLong, "3000015 bytes, more than"),
-        ("time:sleep", [60], ChildTimeout, r"longer than 0\.5 s"),
+        pytest.param("time:sleep", [60], ChildTimeout, r"longer than 0\.5 s", marks=pytest.mark.slow),
         ("no_such_module:anything", [], ChildNotStarted, "cannot be imported: ModuleNotFoundError"),
         ("os:no_such_function", [], ChildNotStarted, "cannot be imported: AttributeError"),
     ],
@@ -111,6 +111,7 @@ def test_what_goes_wrong_has_a_name_and_the_next_call_works(
             asyncio.run(called(*arguments))
 
 
+@pytest.mark.slow
 def test_a_computation_that_holds_the_interpreter_is_killed(function: Functions) -> None:
     power = function("operator:pow", wall_seconds=1.0)
     with pytest.raises(ChildTimeout):
@@ -271,7 +272,7 @@ def test_a_sandbox_calls_functions_by_programs() -> None:
         ("os:_exit", [7], ChildDied, "exit code 7"),
         ("builtins:bytearray", [10**10], ChildOutOfMemory, "more than"),
         ("operator:mul", ["x", 3_000_000], ChildOutputTooLong, "3000015 bytes, more than"),
-        ("time:sleep", [60], ChildTimeout, r"longer than 1\.5 s"),
+        pytest.param("time:sleep", [60], ChildTimeout, r"longer than 1\.5 s", marks=pytest.mark.slow),
         ("no_such_module:anything", [], ChildRaised, "ModuleNotFoundError"),
         ("os:write", [1, "[]"], ChildRaised, "TypeError"),
         ("builtins:exec", ["import os; os.write(3, b'[1]'); os._exit(0)"], ChildDied, "exit code 0"),
@@ -286,6 +287,7 @@ def test_a_program_without_a_result_is_an_error(
         in_programs(path, *arguments, wall_seconds=1.5 if error is ChildTimeout else 60.0)
 
 
+@pytest.mark.slow
 def test_a_child_that_survives_its_calls_ends_them_itself(tmp_path: Path) -> None:
     """Of a sandbox: it answers that the time is over, and serves the next call."""
     script = tmp_path / "server.py"
@@ -356,6 +358,7 @@ def test_what_a_program_writes_while_nobody_looks_is_read(monkeypatch: pytest.Mo
     assert (result.outcome, result.exit_code, result.stdout) == ("finished", 0, "late\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "outcome"),
     [

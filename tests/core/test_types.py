@@ -462,6 +462,7 @@ def test_the_mask_and_the_counts_follow_from_the_spans() -> None:
     assert (sample.sampled_tokens, sample.prompt_tokens) == (2, 1)
 
 
+@pytest.mark.slow
 @given(tokens, tokens)
 def test_starts_with_compares_every_token(left: list[int], right: list[int]) -> None:
     for one in (left + right, token_ids(left + right)):

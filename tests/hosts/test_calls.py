@@ -69,6 +69,7 @@ def test_a_call_after_one_that_was_given_up_waits_for_an_engine_that_takes_its_t
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_reported_twice_when_a_rollout_that_blocks_loses_its_worker() -> None:
     """Its timeout is its error; asyncio must not report the loss as an exception that nobody wanted."""
     reported: list[dict[str, Any]] = []
@@ -83,6 +84,7 @@ def test_nothing_is_reported_twice_when_a_rollout_that_blocks_loses_its_worker()
     assert reported == []
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_while_a_worker_is_replaced_leaves_none() -> None:
     """The new one is just starting when the host is closed."""
     processes: list[subprocess.Popen[bytes]] = []

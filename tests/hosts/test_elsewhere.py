@@ -123,6 +123,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
+@pytest.mark.slow
 def test_a_workflow_of_another_environment_trains(python: str, tmp_path: Path) -> None:
     """From one line of the run file; this environment has neither the workflow nor what it imports."""
     with pytest.raises(PluginError, match="far"):
@@ -149,6 +150,7 @@ def test_its_settings_are_checked_there(python: str) -> None:
         resolve_run("far", plugins, settings={"rollout.python": python, "far.wrods": 3})
 
 
+@pytest.mark.slow
 def test_slow_and_endless_tasks_are_made_there_one_by_one(python: str) -> None:
     settings = SMALL | {"model.path": "", "rollout.python": python, "far.words": 0}
     tasks = parts_of(resolve_run("far", PluginManager.from_environment(), settings=settings)).tasks.of("train")
@@ -161,6 +163,7 @@ def test_slow_and_endless_tasks_are_made_there_one_by_one(python: str) -> None:
     assert 10**6 + 1 not in tasks._fetched, "the run waits for the one that it needs"
 
 
+@pytest.mark.slow
 def test_its_conversations_are_made_there(python: str) -> None:
     """Those of a state of the random numbers are the same as here, and two streams do not mix."""
     plugins = PluginManager.from_environment()

@@ -41,6 +41,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "how"),
     [
@@ -72,6 +73,7 @@ def test_the_last_output_of_a_lost_worker_is_kept(tmp_path: Path) -> None:
     assert "the last words" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_rollout_whose_worker_is_lost_is_played_again(tmp_path: Path) -> None:
     tasks = [Task(task_id=f"kill_once-{n}", data={"marker": str(tmp_path / "died")}) for n in range(8)]
     played = play("Fault", tasks, workers=2)
@@ -101,6 +103,7 @@ def test_a_rollout_whose_worker_is_lost_before_it_starts_is_counted() -> None:
     assert played.report.lost_rollouts == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["spin", "sleep", "stubborn"])
 def test_a_rollout_that_does_not_end_is_killed_and_named(task: str) -> None:
     """One that blocks the event loop of its worker, in Python or in C, or ignores its cancellation."""
@@ -113,6 +116,7 @@ def test_a_rollout_that_does_not_end_is_killed_and_named(task: str) -> None:
     assert played.report.restarts == 1
 
 
+@pytest.mark.slow
 def test_a_rollout_that_waits_is_cancelled_and_keeps_its_worker() -> None:
     played = play("Fault", ["waits", "fine"], workers=1, max_attempts=1, rollout_timeout_seconds=3)
     waits, fine = played.episodes
@@ -122,6 +126,7 @@ def test_a_rollout_that_waits_is_cancelled_and_keeps_its_worker() -> None:
     assert played.report.restarts == 0
 
 
+@pytest.mark.slow
 def test_a_workflow_that_kills_every_worker_ends_the_run() -> None:
     with pytest.raises(RunError, match=r"workers in a row were lost .* exit code 3"):
         play("Fault", [f"exit-{n}" for n in range(40)], workers=2, rollouts_per_worker=1, max_attempts=3)
@@ -151,6 +156,7 @@ def test_what_a_rollout_prints_is_no_message() -> None:
     assert play("Fault", ["prints"], workers=1).episodes[0].termination_reason.value == "done"
 
 
+@pytest.mark.slow
 def test_each_worker_opens_the_workflow_once_and_never_imports_torch() -> None:
     played = play("Opens", ["plain"] * 8, workers=2)
     pids = {episode.metadata["pid"] for episode in played.episodes}
@@ -161,6 +167,7 @@ def test_each_worker_opens_the_workflow_once_and_never_imports_torch() -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_worker_is_replaced_after_enough_rollouts() -> None:
     played = play("Fault", ["fine"] * 6, workers=1, rollouts_per_worker=1, replace_worker_after_rollouts=2)
     pids = [episode.metadata["pid"] for episode in played.episodes]
@@ -168,6 +175,7 @@ def test_a_worker_is_replaced_after_enough_rollouts() -> None:
     assert played.report.restarts == 0, "none was lost"
 
 
+@pytest.mark.slow
 def test_rollouts_that_change_their_process_do_not_meet() -> None:
     """As many at once as one after the other."""
     tasks = [Task(task_id=f"draw-{n}", data={"seed": n}) for n in range(16)]
@@ -176,6 +184,7 @@ def test_rollouts_that_change_their_process_do_not_meet() -> None:
     assert [e.metadata for e in at_once.episodes] == [e.metadata for e in one_by_one.episodes]
 
 
+@pytest.mark.slow
 def test_cancelling_everything_leaves_nothing_running(tmp_path: Path) -> None:
     """The processes that a rollout has started end with it, too."""
     pids = tmp_path / "pids"
@@ -202,6 +211,7 @@ play("Fault", [*tasks, "spin"], workers=3, rollouts_per_worker=1)
 """
 
 
+@pytest.mark.slow
 def test_when_the_driver_dies_all_workers_end(tmp_path: Path) -> None:
     """Also one that blocks, and what rollouts have started."""
     pids = tmp_path / "pids"

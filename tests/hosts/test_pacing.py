@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any, ClassVar
 
+import pytest
+
 from rllm_core.engine import Completer
 from rllm_core.hosts import wire
 from rllm_core.hosts.pacing import Paced
@@ -65,6 +67,7 @@ class Computing(Workflow):
         raise AssertionError("nobody answers")
 
 
+@pytest.mark.slow
 def test_a_call_does_not_wait_for_what_other_rollouts_of_the_worker_compute() -> None:
     Computing.sent, Computing.seen = [], []
 

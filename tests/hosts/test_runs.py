@@ -206,6 +206,7 @@ def test_a_killed_driver_can_resume(tmp_path: Path, kills: int) -> None:
     assert verify(folder).problems == []
 
 
+@pytest.mark.slow
 def test_workers_from_a_thread(tmp_path: Path) -> None:
     """A notebook trains in the event loop of another thread."""
     found: list[Path] = []

@@ -100,6 +100,7 @@ def watched(pid: int) -> tuple[float, float, float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_loop_that_sleeps_is_silent_all_the_time() -> None:
     with process(SLEEPS) as pid:
         wait_for_state(pid, b"S")
@@ -125,6 +126,7 @@ def test_a_process_without_a_processor_is_not_silent() -> None:
     assert used / 2 - 0.1 < silent < used + 0.1, "the end of the time used is later, on a busy machine"
 
 
+@pytest.mark.slow
 def test_a_suspended_process_is_not_silent() -> None:
     with process(SLEEPS) as pid:
         os.kill(pid, signal.SIGSTOP)

@@ -64,6 +64,7 @@ def test_people_get_a_table_of_the_same(rllm_core: Run) -> None:
     assert needy.endswith("needy.url is missing")
 
 
+@pytest.mark.slow
 def test_a_backend_that_hangs_is_given_up(rllm_core: Run) -> None:
     run = rllm_core(
         "backends", "--json", "--deadline-seconds", "1.5", packages=("rllm-hanging",), RLLM_PLUGINS="hanging"

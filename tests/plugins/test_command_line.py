@@ -149,6 +149,7 @@ def test_disable_is_kept_and_the_variable_wins(rllm_core: Run) -> None:
     assert "RLLM_PLUGINS is set and overrides this file" in note
 
 
+@pytest.mark.slow
 def test_show_has_the_requirements_and_what_is_missing(rllm_core: Run) -> None:
     [row] = json.loads(rllm_core("plugins", "show", "missing", "--json", packages=("rllm-missing",)).stdout)
     assert row["requires"] == ["click>=1", "rllm-fixture-not-there>=2.1"]

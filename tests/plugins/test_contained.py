@@ -38,6 +38,7 @@ def with_testing(installed: Callable[..., list[str]], tmp_path: Path) -> str:
 # Time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "name"), [("rllm-endless", "endless"), ("rllm-hostile", "endless-hook")])
 def test_a_plugin_that_never_ends_is_named_and_ended(
     installed: Callable[..., list[str]], tmp_path: Path, package: str, name: str
@@ -181,6 +182,7 @@ def ended(installed: Callable[..., list[str]], tmp_path: Path) -> Callable[[str]
     return run
 
 
+@pytest.mark.slow
 def test_the_process_ends_although_a_plugin_leaves_a_thread_in_it(
     ended: Callable[[str], subprocess.CompletedProcess[str]],
 ) -> None:
@@ -192,6 +194,7 @@ def test_the_process_ends_although_a_plugin_leaves_a_thread_in_it(
     )
 
 
+@pytest.mark.slow
 def test_the_process_ends_although_an_exit_handler_does_not(
     ended: Callable[[str], subprocess.CompletedProcess[str]],
 ) -> None:

@@ -208,6 +208,7 @@ def test_arguments_with_defaults_are_filled() -> None:
     assert heard == [(5, {})]
 
 
+@pytest.mark.slow
 def test_a_plugin_is_never_called_twice_at_a_time_and_waiting_is_not_overrunning() -> None:
     running, most = 0, 0
 

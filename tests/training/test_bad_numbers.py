@@ -105,6 +105,7 @@ NO_REWARDS: list[Change] = [
 ]
 
 
+@pytest.mark.slow
 def test_rewards_that_are_no_numbers(run_scripted: RunScripted) -> None:
     """Every rollout of a task has one bad reward; only the other tasks are trained."""
     wrong = {f"train-{number}": change for number, change in enumerate(NO_REWARDS)}
@@ -213,6 +214,7 @@ def test_an_advantage_that_is_no_number(
     assert not trained(run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("thirds")
 @pytest.mark.parametrize("answer", [NAN, INF, -1.0])
 def test_a_weight_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, answer: float) -> None:
@@ -226,6 +228,7 @@ def test_a_weight_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.Mo
     assert not trained(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", [NAN, INF])
 def test_precomputed_advantages_that_are_no_numbers(run_scripted: RunScripted, advantage: float) -> None:
     def given(value: float) -> Change:

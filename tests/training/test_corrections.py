@@ -34,6 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[TrainingSample]:
     return samples
 
 
+@pytest.mark.slow
 def test_a_sample_says_who_sampled_it_and_what_the_policy_before_the_step_thinks(run_scripted: Any, seen: Any) -> None:
     run = run_scripted(*AHEAD, "algorithm.proximal_policy=forward")
     assert run.error is None
@@ -44,6 +45,7 @@ def test_a_sample_says_who_sampled_it_and_what_the_policy_before_the_step_thinks
     assert max(ages) >= 1, "generation was ahead, and the samples say so"
 
 
+@pytest.mark.slow
 def test_nobody_computes_what_nobody_asked_for(run_scripted: Any, seen: Any) -> None:
     run_scripted(*AHEAD)
     assert {sample.proximal_logprobs is None for sample in seen} == {True}
@@ -55,6 +57,7 @@ def test_a_backend_that_cannot_compute_them_says_so_at_start(run_scripted: Any, 
         run_scripted("algorithm.proximal_policy=forward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [(), AHEAD])
 def test_rollouts_that_ended_for_a_filtered_reason_are_neither_trained_nor_compared(
     run_scripted: Any, monkeypatch: pytest.MonkeyPatch, seen: list[TrainingSample], mode: tuple[str, ...]

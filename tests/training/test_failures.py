@@ -321,6 +321,7 @@ def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_s
     assert run.summary["books"]["dispatched"] == run.summary["books"]["cancelled"] == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "limits"),
     [

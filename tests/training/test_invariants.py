@@ -306,6 +306,7 @@ def test_some_long_runs() -> None:
     assert max(play(seed, 400) for seed in range(12)) > 10
 
 
+@pytest.mark.slow
 def test_operations_in_any_order() -> None:
     few = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Loop, settings=few)  # type: ignore[no-untyped-call]

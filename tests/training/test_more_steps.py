@@ -43,6 +43,7 @@ def test_the_metrics_are_those_of_a_run_planned_longer(
     assert verify(longer.path).problems == []
 
 
+@pytest.mark.slow
 def test_a_sync_at_the_first_planned_end_stays_and_is_verified(run_scripted: RunScripted, tmp_path: Path) -> None:
     every_other = "training.trigger_parameter_sync_step=2"
     run_scripted(every_other, "training.steps=3", path=tmp_path / "run")
@@ -52,6 +53,7 @@ def test_a_sync_at_the_first_planned_end_stays_and_is_verified(run_scripted: Run
     assert verify(longer.path).problems == []
 
 
+@pytest.mark.slow
 def test_a_completed_run_resumed_with_the_same_steps_stays_complete(run_scripted: RunScripted) -> None:
     run = run_scripted()
     metrics = (run.path / "metrics.jsonl").read_bytes()
@@ -60,6 +62,7 @@ def test_a_completed_run_resumed_with_the_same_steps_stays_complete(run_scripted
     assert (again.path / "metrics.jsonl").read_bytes() == metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "key"), [((LINEAR,), "optimizer.schedule"), (ENTROPY, "entropy_coefficient_final")]
 )
@@ -75,6 +78,7 @@ def test_a_schedule_over_the_whole_run_forbids_it(
     assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_refused_with_those_done(run_scripted: RunScripted, tmp_path: Path) -> None:
     run = run_scripted("training.checkpoint_every_steps=2", "training.keep_checkpoints=9")
     shutil.rmtree(run.path / "checkpoints" / "step-000006")

@@ -33,6 +33,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[TrainingSample]]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [(), AHEAD], ids=["synchronous", "asynchronous"])
 def test_corrections_of_the_core_are_in_the_metrics(run_scripted: Any, seen: Any, mode: tuple[str, ...]) -> None:
     run = run_scripted(*mode, "algorithm.proximal_policy=forward", "algorithm.corrections=['token_tis']")
@@ -51,6 +52,7 @@ def test_corrections_of_the_core_are_in_the_metrics(run_scripted: Any, seen: Any
     assert compared > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_what_is_not_known(run_scripted: Any, seen: Any) -> None:
     run = run_scripted(*AHEAD)
     assert not [name for row in run.lines("metrics") for name in row if name.startswith(("off_policy", "masked"))]

@@ -131,12 +131,14 @@ def test_a_step_that_took_no_time_divides_by_nothing(monkeypatch: pytest.MonkeyP
     assert timings["speedup_over_synchronous"] is timings["speedup_bound"] is None
 
 
+@pytest.mark.slow
 def test_nothing_is_promised_where_generation_and_training_take_turns(run_scripted: Any) -> None:
     run = run_scripted(backend="scripted_colocated")
     assert {row["speedup_bound"] for row in run.lines("timings")} == {None}
     assert all(0 <= row[name] <= 1 for row in run.lines("timings") for name in row if name.endswith("_share"))
 
 
+@pytest.mark.slow
 def test_trackers_get_numbers_only(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rllm_core.run_folder.tracking import Trackers
 

@@ -36,6 +36,7 @@ def plugins(plugins: PluginManager) -> PluginManager:
     return plugins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b"a$\\nope$", b"$x_{$", b"l\xc3\xa4uf", b"l\xe4uf"])
 def test_a_folder_of_any_name_gets_its_picture(run_scripted: RunScripted, tmp_path: Path, name: bytes) -> None:
     """Covers names the locale cannot decode, which Python represents with surrogate escapes."""

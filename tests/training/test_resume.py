@@ -289,6 +289,7 @@ def test_interrupted_in_the_middle_of_a_streamed_step(tmp_path: Path) -> None:
     assert books["dispatched"] - books["cancelled"] == books["trained"] == STEPS * 16
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_over_and_says_so(run_scripted: Any, tmp_path: Path) -> None:
     def broken(assembly: Any) -> None:
         async def update_policy(step: Any) -> None:
@@ -324,6 +325,7 @@ class Said:
         return lambda *_: None
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_not_overwritten(run_scripted: Any) -> None:
     run = run_scripted()
     before = (run.path / "metrics.jsonl").read_bytes()
@@ -333,6 +335,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_scripted: Any) -> None
     assert (run.path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_resume_with_another_run_file_names_the_differences(run_scripted: Any) -> None:
     run_scripted()
     again = run_scripted("training.groups_per_step=2", "optimizer.learning_rate=0.5", resume=True)
@@ -340,6 +343,7 @@ def test_resume_with_another_run_file_names_the_differences(run_scripted: Any) -
     assert "optimizer.learning_rate, training.groups_per_step" in str(again.error)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
     run = run_scripted()
     policy = run.path / "checkpoints/step-000006/backend/policy.json"
@@ -357,6 +361,7 @@ def test_a_hung_thread_of_the_backend_does_not_keep_the_process(tmp_path: Path) 
     assert "shutdown of backend 'scripted_colocated' did not end within 0.2 s; leaving it running" in err
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_does_nothing(run_scripted: Any) -> None:
     run = run_scripted()
     again = run_scripted(resume=True)
@@ -365,6 +370,7 @@ def test_resuming_a_finished_run_does_nothing(run_scripted: Any) -> None:
     assert again.lines("metrics") == run.lines("metrics")
 
 
+@pytest.mark.slow
 def test_pruning_keeps_the_newest_checkpoints(run_scripted: Any) -> None:
     run = run_scripted("training.checkpoint_every_steps=1", "training.keep_checkpoints=2")
     assert [path.name for path in checkpoint.complete(run.path / "checkpoints")] == ["step-000005", "step-000006"]

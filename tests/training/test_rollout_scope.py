@@ -83,6 +83,7 @@ async def siblings_of_a_failure(workflow: ScriptedWorkflow, task: Task, complete
     return Episode(task_id=task.task_id, trajectories=trajectories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [first_of_two, siblings_of_a_failure])
 def test_no_request_outlives_its_rollout_into_training(
     run_scripted: Any, devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Any
@@ -94,6 +95,7 @@ def test_no_request_outlives_its_rollout_into_training(
     assert devices.intrusions == 0
 
 
+@pytest.mark.slow
 def test_training_waits_for_an_engine_that_takes_its_time_to_cancel(
     run_scripted: Any, devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_rollout_that_ignores_its_cancellation_is_left_behind(monkeypatch: pyt
     assert "ignored its cancellation and is still running" in ended.episode.error
 
 
+@pytest.mark.slow
 def test_validation_rollouts_are_tried_again_and_counted(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run, attempts = ScriptedWorkflow.run, dict[str, int]()
 

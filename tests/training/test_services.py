@@ -110,7 +110,7 @@ def test_services_work_again_after_they_were_closed(services: Services) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("endless", ChildTimeout, "longer than 1 s"),
+        pytest.param("endless", ChildTimeout, "longer than 1 s", marks=pytest.mark.slow),
         ("raises", ChildRaised, "KeyError: 'abc'"),
         ("words", ValueError, "reward function 'words' .*returned 'much', not a finite number"),
         ("infinite", ValueError, "reward function 'infinite' .*returned inf, not a finite number"),
@@ -127,7 +127,7 @@ def test_what_is_no_reward_is_an_error(services: Services, name: str, error: typ
     [
         ("raises", (ChildRaised,), 0.0, 1.0),
         ("raises", (ChildError,), 0.0, 1.0),
-        ("endless", (ChildRaised, ChildTimeout), 0.0, 1.0),
+        pytest.param("endless", (ChildRaised, ChildTimeout), 0.0, 1.0, marks=pytest.mark.slow),
         ("length", (ChildRaised,), 0.75, 0.0),
     ],
 )

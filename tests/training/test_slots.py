@@ -6,6 +6,8 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
+
 from rllm_core.limits.slots import Slots
 
 
@@ -63,6 +65,7 @@ def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
         asyncio.run(run(seed))
 
 
+@pytest.mark.slow
 def test_validation_is_not_held_up_by_training_that_waits(run_scripted: Any) -> None:
     order: list[bool] = []
 

@@ -65,6 +65,7 @@ def assembly(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return assemble(load_run_config("say_yes", plugins, overrides=small, backend="scripted"), plugins)
 
 
+@pytest.mark.slow
 def test_of_training_and_validation(assembly: Parts, tmp_path: Path) -> None:
     asyncio.run(launch.train(assembly, tmp_path / "run", resume=False, progress=Progress()))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

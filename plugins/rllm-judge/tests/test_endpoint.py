@@ -68,6 +68,7 @@ def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored
         assert scores == [None, None]
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_not_there_is_an_error_of_the_attempt() -> None:
     with serving(BY_LENGTH) as endpoint:
         pass

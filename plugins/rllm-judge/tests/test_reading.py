@@ -86,6 +86,7 @@ def test_each_of_1000_scores_is_at_its_rollout_or_there_is_none() -> None:
     assert wrong["short"] > 60
 
 
+@pytest.mark.slow
 def test_each_of_1000_scores_that_a_scorer_returns_is_at_its_rollout_or_there_is_none() -> None:
     generator, unscored, wrong = random.Random(8), Counter[str](), Counter[str]()
     for number in range(1000):

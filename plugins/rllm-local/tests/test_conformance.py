@@ -43,6 +43,7 @@ def results(run_config: Build, model_folder: Path, tmp_path: Path) -> Callable[.
     return check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("local", "learning_rate", "algorithm", "temperature"),
     [

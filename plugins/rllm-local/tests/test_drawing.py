@@ -61,6 +61,7 @@ def test_the_ends_of_the_distribution_give_tokens_that_can_be_sampled(size: int,
     assert torch.allclose(logprobs.exp().flatten(), torch.tensor([1 / 3, 1 / 2]))
 
 
+@pytest.mark.slow
 def test_tokens_have_the_frequencies_of_their_probabilities() -> None:
     size, draws = 20_011, 400_000
     logits = logits_of(1, size)

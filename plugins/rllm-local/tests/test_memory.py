@@ -389,6 +389,7 @@ def test_a_dry_run_says_that_memory_makes_passes_small(tmp_path: Path) -> None:
     assert f"#   chosen: {line}" in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 async def test_a_run_trains_with_the_tokens_that_fit(
     tmp_path: Path, run_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

@@ -180,6 +180,7 @@ def check_exactness(run_dir: Path) -> None:
         assert row.get("rollout_logprob_difference_max", 0.0) < 1e-4
 
 
+@pytest.mark.slow
 def test_one_step_trains_every_part_of_a_vision_language_model(
     plugins: PluginManager, vision_folder: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_one_step_trains_every_part_of_a_vision_language_model(
             assert all(piece.content is None for step in trajectory.steps for piece in step.prompt_media)
 
 
+@pytest.mark.slow
 def test_a_worker_sends_its_images_and_changes_no_number(
     plugins: PluginManager, vision_folder: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_worker_sends_its_images_and_changes_no_number(
     assert verify(tmp_path / "worker").problems == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_a_vision_model_folder(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
     train(plugins, vision_folder, tmp_path / "run", "training.steps=1")
     folder = newest_model(tmp_path / "run")
@@ -227,6 +230,7 @@ def test_a_checkpoint_is_a_vision_model_folder(plugins: PluginManager, vision_fo
     check_exactness(tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_in_the_tower_too(plugins: PluginManager, vision_folder: Path, tmp_path: Path) -> None:
     train(plugins, vision_folder, tmp_path / "run", "training.steps=1", "local.lora.rank=2")
     check_exactness(tmp_path / "run")
@@ -274,6 +278,7 @@ def test_the_reference_policy_sees_the_images_too(plugins: PluginManager, vision
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_images_are_sampled_while_others_are_trained(
     plugins: PluginManager, vision_folder: Path, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ texts = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["byte level", "metaspace"])
 @settings(deadline=None, max_examples=300)
 @given(text=texts)

@@ -63,6 +63,7 @@ def test_a_message_gets_one_answer(trained, plugins: PluginManager) -> None:
     assert called(plugins, trained("sort"), "--message", "sort: dbca").stdout == result.stdout, "the seed is the run's"
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_until_the_input_ends(trained, plugins: PluginManager) -> None:
     result = called(plugins, trained("sort"), typed="sort: dbca\n\nsort: abdc")
     assert result.exit_code == 0, result

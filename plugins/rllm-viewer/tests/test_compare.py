@@ -108,6 +108,7 @@ def test_a_value_and_its_absence_differ(tmp_path: Path) -> None:
     assert json.loads(compared(*folders, "--json"))["settings"] == {"extra.flag": [None, True]}
 
 
+@pytest.mark.slow
 def test_a_plot_is_written(pair: tuple[Path, Path], tmp_path: Path) -> None:
     for name, start in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
         text = compared(*pair, "--plot", tmp_path / name)

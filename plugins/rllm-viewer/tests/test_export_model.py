@@ -123,6 +123,7 @@ def evaluated(line: str) -> Any:
     return getattr(transformers, called[1]).from_pretrained(called[2])
 
 
+@pytest.mark.slow
 def test_the_command_prints_how_to_load_the_folder(trained, plugins: PluginManager, tmp_path: Path) -> None:
     result = called(plugins, trained(()), tmp_path / "model")
     assert result.stdout.splitlines() == [
@@ -142,6 +143,7 @@ def test_an_earlier_checkpoint_can_be_exported(trained, plugins: PluginManager, 
         export(trained(()), tmp_path / "other", plugins, step=1, merge=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), LORA], ids=["full", "adapter"])
 def test_the_model_card_names_the_run_and_no_path(trained, plugins: PluginManager, tmp_path: Path, overrides) -> None:
     run = trained(overrides)

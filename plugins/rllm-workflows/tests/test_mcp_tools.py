@@ -94,6 +94,7 @@ def test_a_name_that_several_servers_have_is_qualified_in_all_of_them_whatever_t
     assert names({"one": one}) == ["meta", "pid", "place"], "of two pages"
 
 
+@pytest.mark.slow
 def test_a_qualified_name_leads_to_its_server():
     async def play(tools):
         return await pid_of(tools, "one__pid"), await pid_of(tools, "two__pid"), await tools.call("pid", {})
@@ -183,6 +184,7 @@ def test_a_server_that_dies_fails_its_calls_and_is_started_anew(monkeypatch):
     with_tools({"x": plain("pid", "die", "hang", pass_environment=("SECRET_OF_TEST",))}, play)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_ended_and_costs_no_other_one(tmp_path):
     released = tmp_path / "released"
 
@@ -202,6 +204,7 @@ def test_a_call_that_hangs_is_ended_and_costs_no_other_one(tmp_path):
     with_tools({"x": plain("pid", "hang", "slow", call_timeout_seconds=7.0)}, play)
 
 
+@pytest.mark.slow
 def test_calls_beyond_the_bound_wait():
     async def play(tools):
         slow = await asyncio.gather(*(tools.call("slow", {"seconds": 0.5}) for _ in range(9)))
@@ -270,7 +273,7 @@ asyncio.run(main())
         (("/bin/false", "--token=s3cret"), "(/bin/false) did not start: Connection closed"),
         (("/bin/cat",), "(/bin/cat) did not start"),
         (("/bin/sh", "-c", "echo what went wrong >&2"), "its stderr: what went wrong"),
-        (("/bin/sleep", "60"), r"did not start within 0\.5 s"),
+        pytest.param(("/bin/sleep", "60"), r"did not start within 0\.5 s", marks=pytest.mark.slow),
     ],
 )
 def test_servers_that_do_not_start(command, message):

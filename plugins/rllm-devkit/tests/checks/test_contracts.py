@@ -135,7 +135,7 @@ def plugins() -> PluginManager:
         (providers.AdvantageEstimatorProvider, "grpo", Request()),
         (providers.PolicyLossProvider, "gspo", Request()),
         (providers.CorrectionProvider, "icepop", Request()),
-        (providers.SandboxProvider, "child", Request()),
+        pytest.param(providers.SandboxProvider, "child", Request(), marks=pytest.mark.slow),
         pytest.param(providers.RolloutHostProvider, "inline", Request(), marks=pytest.mark.slow),
         pytest.param(providers.WorkflowProvider, "say_yes", Request(), marks=pytest.mark.slow),
     ],

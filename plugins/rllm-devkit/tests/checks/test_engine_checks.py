@@ -71,6 +71,7 @@ def test_what_does_not_apply_is_skipped() -> None:
     assert outcomes(sure)["seeds"] == "skipped"
 
 
+@pytest.mark.slow
 def test_a_busy_engine_is_asked_again() -> None:
     class Busy(BigramEngine):
         asked = 0

@@ -130,7 +130,7 @@ def test_the_checks_of_the_cores_own() -> None:
     ("sandbox", "name", "detail"),
     [
         (WithoutStdin, "programs", "EOF when reading"),
-        (WithoutClock, "wall clock", "did not end within"),
+        pytest.param(WithoutClock, "wall clock", "did not end within", marks=pytest.mark.slow),
         (WithoutOutputLimit, "output", "but the limit is 10000"),
         (WithoutMemoryLimit, "memory", "a program used"),
         (Optimistic, "bad endings", "is reported as"),

@@ -75,6 +75,7 @@ def test_sleeping_counts_on_a_busy_machine_too(crowded: None) -> None:
         standstill(sleeps, 0.2)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_processor_does_not_count(crowded: None) -> None:
     """Four processes share the processor, so it waits for about three times as long as it calculates.
 

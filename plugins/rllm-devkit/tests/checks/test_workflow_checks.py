@@ -143,6 +143,7 @@ def test_questions_that_differ_or_are_one_for_all_pass() -> None:
     assert [found.outcome for found in some(asking("guess", "guess"), "splits")] == ["passed"]
 
 
+@pytest.mark.slow
 def test_endless_tasks_pass() -> None:
     class Endless(Honest):
         def tasks(self, split: Split) -> LazyTasks:
