@@ -53,6 +53,7 @@ ROOMS = (
             "media",
             "sampling",
             "step_differences",
+            "termination",
             "types",
         ),
         "tokens, messages, steps, episodes",

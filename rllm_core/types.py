@@ -20,7 +20,6 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -48,6 +47,7 @@ from rllm_core.messages import (
 from rllm_core.records import Count, Name, Record, Reward, check_lengths, new_id
 from rllm_core.sampling import FinishReason, ModelOutput, SamplingParams, TokenOutput
 from rllm_core.step_differences import differences, restored
+from rllm_core.termination import TerminationReason
 from rllm_core.tokens import (
     AdvantagesField,
     Floats,
@@ -110,26 +110,6 @@ __all__ = [
 ]
 
 Flag = Annotated[bool, Field(strict=True)]
-
-
-class TerminationReason(StrEnum):
-    """Why a rollout ended. A failure is never a reward: none of its trajectories are trained."""
-
-    DONE = "done"
-    MAX_TURNS = "max_turns_exceeded"
-    MAX_PROMPT_TOKENS = "max_prompt_tokens_exceeded"
-    MAX_RESPONSE_TOKENS = "max_response_tokens_exceeded"
-    TIMEOUT = "timeout"
-    ENGINE_ERROR = "engine_error"
-    ERROR = "error"
-    CANCELLED = "cancelled"
-    WORKER_LOST = "worker_lost"
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether the cause was infrastructure, a bug or a cancellation, rather than the policy."""
-        reason = TerminationReason
-        return self in (reason.TIMEOUT, reason.ENGINE_ERROR, reason.ERROR, reason.CANCELLED, reason.WORKER_LOST)
 
 
 class Task(Record):

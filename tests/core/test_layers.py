@@ -49,6 +49,11 @@ def test_modules_import_each_other_without_circles() -> None:
     assert not circle(one for one in imports() if str(one) not in BACK_UP)
 
 
+def test_no_module_is_longer_than_a_reader_takes_in_at_once() -> None:
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 def test_no_other_room_imports_what_the_core_ships() -> None:
     naming = [one for one in imports() if one.imported.partition(".")[0] == "builtin"]
     assert {one.importer.partition(".")[0] for one in naming} == {"builtin"}
