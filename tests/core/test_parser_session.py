@@ -248,6 +248,16 @@ def test_another_question_before_the_answer_is_an_error_until_the_first_is_disca
     assert session.consumed == [TOOL]
 
 
+def test_the_same_messages_with_other_tools_are_another_question(toys: SimpleNamespace) -> None:
+    session = toys.BridgingParser().session()
+    turn = session.next_prompt([USER], tools=[{"name": "add"}])
+    assert session.next_prompt([USER]) is turn
+    assert session.next_prompt([USER], tools=[{"name": "add"}]) is turn
+    for tools in ([{"name": "subtract"}], []):
+        with pytest.raises(RuntimeError, match=r"discard\(\)"):
+            session.next_prompt([USER], tools=tools)
+
+
 @pytest.mark.parametrize("count", [-1, 1.0, None, True])
 def test_a_count_that_is_none_is_refused_and_leaves_no_trace(toys: SimpleNamespace, count: Any) -> None:
     class Miscounting(toys.BridgingParser):  # type: ignore[misc]
