@@ -5,9 +5,9 @@
 Each revision is checked out in ``bench/mutation/``, with an environment of its own. From every room, the same number of
 mutants is drawn with the same seed and the same operators (those of ``cosmic-ray``, without arguments): first a place
 in the code, then an operator for it. Annotations, docstrings and imports are no places. Each mutant is run against the
-fast tests of its room, with ``--slow`` against all of them and the end-to-end tests, and ends at the first failure or
-after ten times the duration of the unchanged tests. The last line is one JSON object with ``killed`` and ``mutants``
-per revision and room, and ``survivors``, the places to look at.
+fast tests of its room, with ``--slow`` against all of them and the end-to-end tests; those that name the mutated module
+run first. It ends at the first failure, or after ten times the duration of the unchanged tests. The last line is one
+JSON object with ``killed`` and ``mutants`` per revision and room, and ``survivors``, the places to look at.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/algorithms", *END_TO_END),
     ),
     "plugins": (
-        ("rllm_core/plugins", "rllm_core/plugins.py", "rllm_core/plugins/discovery.py", "rllm_core/plugins/loading.py"),
+        (
+            "rllm_core/plugins",
+            *(
+                f"rllm_core/{module}.py"
+                for module in ("plugins", "discovery", "loading", "requirements", "sections", "blame", "surroundings")
+            ),
+        ),
         ("tests/plugins", *END_TO_END),
     ),
     "parser": (("rllm_core/parser",), ("tests/core", *END_TO_END)),
@@ -115,14 +121,26 @@ class Checkout:
             found |= dict.fromkeys(sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else [])
         return list(found)
 
-    def test(self, tests: tuple[str, ...], marks: str, seconds: float) -> Row:
-        """Runs tests up to the first failure.
+    def nearest_first(self, tests: tuple[str, ...], file: str) -> list[str]:
+        """Returns the test files, first those that name the module or its package: they find a mutant soonest."""
+        module = file.removesuffix(".py").replace("/", ".")
+        package = module.rpartition(".")[0]
+
+        def distance(path: Path) -> tuple[bool, bool]:
+            text = path.read_text(encoding="utf-8")
+            return module not in text, package not in text
+
+        files = [path for folder in tests for path in sorted((self.folder / folder).rglob("test_*.py"))]
+        return [str(path.relative_to(self.folder)) for path in sorted(files, key=distance)]
+
+    def test(self, tests: Sequence[str], marks: str, seconds: float) -> Row:
+        """Runs tests up to the first failure, in the given order.
 
         Returns:
             ``outcome``: ``survived``, ``killed`` or ``timeout``; ``by``: the tests that failed.
         """
         command = [".venv/bin/pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
-        command += ["-m", marks, *tests]
+        command += ["--no-loadscope-reorder", "-m", marks, *tests]
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             child = subprocess.Popen(
                 command,
@@ -159,7 +177,8 @@ def tested(checkout: Checkout, room: str, count: int, seed: int, marks: str) -> 
         with use_mutation(checkout.folder / mutant.file, get_operator(mutant.operator)(), mutant.occurrence):
             changed = subprocess.run(["git", "diff", "-U0"], cwd=checkout.folder, capture_output=True, text=True)
             diff = [line for line in changed.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-            yield {**vars(mutant), "diff": diff, **checkout.test(tests, marks, limit)}
+            nearest = checkout.nearest_first(tests, mutant.file)
+            yield {**vars(mutant), "diff": diff, **checkout.test(nearest, marks, limit)}
 
 
 def drawn(checkout: Checkout, paths: tuple[str, ...], count: int, seed: int) -> list[Mutant]:

@@ -16,7 +16,7 @@ from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.builtin.estimators.batch import PRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rllm_core.builtin.estimators.outcome import GRPO, RLOO, DrGRPO, Reinforce
 from rllm_core.builtin.estimators.turns import ReturnToGo
-from rllm_core.builtin.estimators.without_rewards import Precomputed
+from rllm_core.builtin.estimators.without_rewards import Distill, Precomputed
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.types import Trajectory
 
@@ -178,6 +178,12 @@ def test_precomputed_advantages_are_taken_as_they_are() -> None:
 def test_a_sampled_step_without_precomputed_advantages_is_an_error_that_names_the_task() -> None:
     with pytest.raises(RunError, match=r"task 'task-4'.* has none; set Step.advantages"):
         advantages(Precomputed, rewarded([1.0], group_id=4))
+
+
+def test_distillation_clips_what_the_teacher_says_and_then_scales_it() -> None:
+    group = of([Trajectory(steps=[turn(3, advantages=[-9.0, 0.5, 9.0]), turn(1, sampled=False)])])
+    assert advantages(Distill, group, clip=2.0, scale=0.5) == [[[[-1.0, 0.25, 1.0], [0.0]]]]
+    assert advantages(Distill, group) == [[[[-9.0, 0.5, 9.0], [0.0]]]]
 
 
 @pytest.mark.parametrize(

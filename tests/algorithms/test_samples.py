@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_trajectories
-from rllm_core.algorithms.samples import segments, training_samples
+from rllm_core.algorithms.samples import per_step, segments, trained_segments, training_samples
 from rllm_core.types import Episode, Step, Trajectory, TrajectoryGroup
 
 
@@ -55,6 +55,14 @@ def test_tokens_the_policy_did_not_sample_are_context() -> None:
     assert sample.loss_mask.tolist() == [False, False, False, True]
     assert sample.advantages.tolist() == [1.0]
     assert training_samples(of(step([1], [2], sampled=False)), [np.array([1.0])]) == []
+
+
+def test_values_of_samples_are_split_by_step() -> None:
+    steps = [step([1], [2, 3]), step([1, 2, 3], [4], sampled=False), step([1, 2, 3, 4], [5]), step([9], [6], segment=1)]
+    trajectory = Trajectory(steps=steps)
+    known, unknown = np.array([0.1, 0.2, 0.3]), None
+    parts = per_step(trajectory, trained_segments(trajectory), [known, unknown])
+    assert [None if part is None else part.tolist() for part in parts] == [[0.1, 0.2], None, [0.3], None]
 
 
 @given(

@@ -24,6 +24,15 @@ def test_annotations_docstrings_and_imports_are_no_places(tmp_path: Path) -> Non
     assert mutation.excluded_lines(file) == {1, 3, 6, 7, 8}
 
 
+def test_tests_that_name_the_module_come_first(tmp_path: Path) -> None:
+    lines = {"test_a": "", "test_b": "from rllm_core.parser import x", "test_c": "import rllm_core.parser.session"}
+    for name, line in lines.items():
+        (tmp_path / "core").mkdir(exist_ok=True)
+        (tmp_path / "core" / f"{name}.py").write_text(line)
+    found = mutation.Checkout(tmp_path).nearest_first(("core",), "rllm_core/parser/session.py")
+    assert found == ["core/test_c.py", "core/test_b.py", "core/test_a.py"]
+
+
 def test_figures_count_by_revision_and_room() -> None:
     mutant = {"kind": "mutant", "file": "a.py", "line": 3, "operator": "core/AddNot", "occurrence": 0}
     rows = [

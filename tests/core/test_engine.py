@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rllm_core.costs import SAMPLING
 from rllm_core.engine import Completer, EngineError, RolloutEngine, Terminated, TITOCompleter, derive_seed
 from rllm_core.errors import ConfigError
 from rllm_core.parser import SegmentBreak
@@ -396,3 +397,36 @@ def test_a_plain_completer_carries_images_too(toys: SimpleNamespace) -> None:
     assert step.prompt_media == (image,)
     assert [token for token in asked[0] if isinstance(token, MediaChunk)] == [image]
     assert len(asked[0]) == len(step.prompt_ids)
+
+
+@pytest.mark.parametrize(("temperature", "sources"), [(1.0, [1, 2]), (0.0, [3, 0])])
+def test_later_turns_use_the_later_source_unless_sampling_is_greedy(
+    engine: Any, toys: SimpleNamespace, temperature: float, sources: list[int]
+) -> None:
+    later = toys.ListEngine(engine.parser, list(engine.answers))
+    params = SamplingParams(temperature=temperature)
+    play(TITOCompleter(engine, sampling_params=params, later_source=later), [MORE], [MORE])
+    assert [len(engine.calls), len(later.calls)] == sources
+
+
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_every_call_is_counted_once_with_its_tokens(engine: Any, kind: type[Completer]) -> None:
+    completer = kind(engine)
+    steps = play(completer, [MORE])
+    spent = completer.scope.tally.kinds[SAMPLING]
+    assert spent.calls == len(steps) == 2
+    assert spent.prompt_tokens == sum(len(step.prompt_ids) for step in steps)
+    assert spent.completion_tokens == sum(step.completion_tokens for step in steps)
+    assert spent.unmetered == 0
+
+
+def test_a_prompt_fits_up_to_the_last_position_and_the_last_id(toys: SimpleNamespace) -> None:
+    class Limited(toys.ListEngine):  # type: ignore[misc]
+        max_model_tokens = 5
+        vocabulary_size = 4
+
+    engine = Limited(toys.BridgingParser(), [])
+    engine.check_prompt(np.array([1, 2, 3]), 2)
+    for prompt, new_tokens in ([1, 2, 3], 3), ([1, 2, 4], 2), ([], 1):
+        with pytest.raises(EngineError):
+            engine.check_prompt(np.array(prompt, dtype=np.int64), new_tokens)

@@ -227,6 +227,7 @@ def test_the_same_question_twice_is_the_same_turn(toys: SimpleNamespace) -> None
     session.record(toys.letters("there"))
     with pytest.raises(RuntimeError, match="next_prompt"):
         session.record(toys.letters("again"))
+    assert session.last_prompt_ids.tolist() == turn.prompt_ids.tolist()
     assert session.last_completion_ids.tolist() == toys.letters("there")
 
 
@@ -238,6 +239,8 @@ def test_another_question_before_the_answer_is_an_error_until_the_first_is_disca
         _ = session.answer
     with pytest.raises(RuntimeError, match="nothing has been recorded"):
         _ = session.last_completion_ids
+    with pytest.raises(RuntimeError, match="nothing has been recorded"):
+        _ = session.last_prompt_ids
     session.next_prompt([USER])
     with pytest.raises(RuntimeError, match=r"discard\(\)"):
         session.next_prompt([USER, USER])
@@ -246,6 +249,16 @@ def test_another_question_before_the_answer_is_an_error_until_the_first_is_disca
     turn = session.next_prompt([TOOL])
     assert (turn.segment, turn.break_reason) == (0, None)
     assert session.consumed == [TOOL]
+
+
+def test_the_same_messages_with_other_tools_are_another_question(toys: SimpleNamespace) -> None:
+    session = toys.BridgingParser().session()
+    turn = session.next_prompt([USER], tools=[{"name": "add"}])
+    assert session.next_prompt([USER]) is turn
+    assert session.next_prompt([USER], tools=[{"name": "add"}]) is turn
+    for tools in ([{"name": "subtract"}], []):
+        with pytest.raises(RuntimeError, match=r"discard\(\)"):
+            session.next_prompt([USER], tools=tools)
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, None, True])

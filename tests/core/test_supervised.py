@@ -179,11 +179,21 @@ def test_an_answer_whose_tokens_cannot_be_told_is_named(toys: SimpleNamespace, m
 
     for text, words in (
         ("endless", "no stop token"),
-        ("elsewhere", "does not start with the prompt"),
+        ("elsewhere", "does not start with the prompt(?!.*chat_template_kwargs)"),
         ("stop! now", "spells a stop token"),
     ):
         with pytest.raises(ConfigError, match=f"message 3: .*{words}"):
             Sulking().tokenize_and_mask([ASK, says("one"), AGAIN, says(text)], method=method)
+
+
+def test_a_prompt_that_opens_reasoning_which_answers_lack_names_the_option(toys: SimpleNamespace) -> None:
+    class Reasoning(toys.LetterParser):  # type: ignore[name-defined, misc]
+        def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = True) -> list[int]:
+            ids = super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            return [*ids, 99] if add_generation_prompt else ids
+
+    with pytest.raises(ConfigError, match=r"message 1: .*chat_template\.chat_template_kwargs"):
+        Reasoning().tokenize_and_mask([ASK, says("one")])
 
 
 def test_methods_are_refused_by_name() -> None:
