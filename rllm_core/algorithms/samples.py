@@ -150,12 +150,10 @@ def per_step(
 
 def _check(group: TrajectoryGroup, credits: Sequence[Credit], credited_by: str) -> None:
     credited = list(zip(group.trajectories, credits, strict=True))
-    if _fit(credited):  # all at once: numpy takes as long for one trajectory as for a group
-        return
-    for trajectory, credit in credited:
-        if not _fit([(trajectory, credit)]):
-            shown, steps = " ".join(f"{credit!r:.200}".split()), len(trajectory.steps)
-            raise ValueError(f"task {group.task_id!r}: {credited_by} returned advantages {shown} for {steps} steps")
+    if not _fit(credited):  # all at once: numpy takes as long for one trajectory as for a group
+        trajectory, credit = next(one for one in credited if not _fit([one]))
+        shown, steps = " ".join(f"{credit!r:.200}".split()), len(trajectory.steps)
+        raise ValueError(f"task {group.task_id!r}: {credited_by} returned advantages {shown} for {steps} steps")
 
 
 def _fit(credited: Sequence[tuple[Trajectory, Credit]]) -> bool:
@@ -163,14 +161,11 @@ def _fit(credited: Sequence[tuple[Trajectory, Credit]]) -> bool:
     parts: list[Any] = []
     shapes: list[tuple[int, ...]] = []
     for trajectory, credit in credited:
-        if isinstance(credit, list):
-            if len(credit) != len(trajectory.steps):
-                return False
-            parts += credit
-            shapes += [(step.completion_tokens,) for step in trajectory.steps]
-        else:
-            parts.append(credit)
-            shapes.append((len(trajectory.steps),))
+        steps, per_token = trajectory.steps, isinstance(credit, list)
+        parts += credit if per_token else [credit]
+        shapes += [(step.completion_tokens,) for step in steps] if per_token else [(len(steps),)]
+        if len(parts) != len(shapes):
+            return False
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):  # not numbers

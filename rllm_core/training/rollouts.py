@@ -63,34 +63,34 @@ class RolloutKey:
         return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """One attempt at a rollout.
 
     Attributes:
         episode: Resulting episode.
         is_final: Whether a retry would fail in the same way.
-        calls: Durations of the attempt's calls.
+        calls: Durations of the attempt's calls, if known.
     """
 
     episode: Episode
     is_final: bool = False
-    calls: CallTimes = field(default_factory=CallTimes)
+    calls: CallTimes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rollout:
     """A rollout that has ended.
 
     Attributes:
         episode: Episode of the last attempt.
         failed: Episodes of earlier attempts.
-        calls: Durations of the last attempt's calls.
+        calls: Durations of the last attempt's calls, if known.
     """
 
     episode: Episode
     failed: list[Episode] = field(default_factory=list)
-    calls: CallTimes = field(default_factory=CallTimes)
+    calls: CallTimes | None = None
 
 
 class RolloutRunner:
@@ -204,9 +204,12 @@ class RolloutRunner:
                 episode = await self._scored(self._teacher, task, episode)
         # The record was validated a moment ago, so adding its identity needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
-        if type(episode) is not Episode:  # a plugin's subclass may have state besides its fields
-            return Attempt(episode.model_copy(update=identity), attempt.is_final, calls)
-        return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final, calls)
+        if type(episode) is Episode:
+            attempt.episode = Episode._of(episode.__dict__ | identity, episode.__pydantic_fields_set__)
+        else:  # a plugin's subclass may have state besides its fields
+            attempt.episode = episode.model_copy(update=identity)
+        attempt.calls = calls
+        return attempt
 
     async def idle(self) -> None:
         """Waits until no requests from ended rollouts remain in the engine."""
