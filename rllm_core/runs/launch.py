@@ -298,14 +298,14 @@ def _rare_collections() -> Iterator[None]:
     """Keeps garbage collections short.
 
     The half a million objects imported and allocated so far stay alive, so no collection needs to walk them again. A
-    collection blocks the event loop while it walks its generation, about 5 ms for as many young objects as some hundred
+    collection blocks the event loop while it walks its generation, about 3 ms for as many young objects as some hundred
     rollouts hold. Rollouts create hardly any reference cycles, and the trainer collects them after every step, so
     collections of the oldest generation can be rare.
     """
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 1, 300)
+    gc.set_threshold(25_000, 1, 300)
     try:
         yield
     finally:
