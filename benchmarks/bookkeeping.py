@@ -40,7 +40,7 @@ from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.generation import Generation
-from rllm_core.training.rollouts import Attempt, Rollout, RolloutKey, RolloutRunner
+from rllm_core.training.rollouts import Rollout, RolloutKey, RolloutRunner
 from rllm_core.training.run_parts import RunParts
 from rllm_core.types import Episode, SamplingParams, Task, TokenOutput
 from rllm_devkit.scripted import ByteParser, ScriptedEngine, ScriptedWorkflowConfig
@@ -188,9 +188,9 @@ class Played(RolloutRunner):
 
     episodes: dict[tuple[int, int], Episode]
 
-    async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
+    async def attempt(self, task: Task, key: RolloutKey) -> Rollout:
         """See `RolloutRunner.attempt`."""
-        return Attempt(self.episodes[key.ordinal, key.index])
+        return Rollout(self.episodes[key.ordinal, key.index])
 
 
 class Groups:

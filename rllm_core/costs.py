@@ -31,8 +31,8 @@ class Spent:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the amounts that are not 0, for files; seconds in whole microseconds."""
-        amounts = {name: getattr(self, name) for name in self.__slots__[:-1]} | {"seconds": round(self.seconds, 6)}
-        return {name: amount for name, amount in amounts.items() if amount}
+        amounts = (self.calls, self.unmetered, self.prompt_tokens, self.completion_tokens, round(self.seconds, 6))
+        return {name: amount for name, amount in zip(self.__slots__, amounts, strict=True) if amount}
 
 
 class Tally:

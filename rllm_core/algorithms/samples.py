@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +63,9 @@ def training_samples(
     Raises:
         ValueError: If an advantage is missing, superfluous or not finite, or a completion has no prompt.
     """
+    _check(group, credits, credited_by)
     samples = []
     for trajectory, credit, rollout_id in zip(group.trajectories, credits, group.rollout_ids, strict=True):
-        _check(group, trajectory, credit, credited_by)
         for segment in trained_segments(trajectory, learns_written=learns_written):
             samples.append(_sample(group, trajectory, segment, credit, rollout_id))
     return samples
@@ -148,19 +148,33 @@ def per_step(
     return result
 
 
-def _check(group: TrajectoryGroup, trajectory: Trajectory, credit: Credit, credited_by: str) -> None:
-    steps = trajectory.steps
-    per_token = isinstance(credit, list)
-    parts, shapes = ([*credit], [(s.completion_tokens,) for s in steps]) if per_token else ([credit], [(len(steps),)])
+def _check(group: TrajectoryGroup, credits: Sequence[Credit], credited_by: str) -> None:
+    credited = list(zip(group.trajectories, credits, strict=True))
+    if not _fit(credited):  # all at once: numpy takes as long for one trajectory as for a group
+        trajectory, credit = next(one for one in credited if not _fit([one]))
+        shown, steps = " ".join(f"{credit!r:.200}".split()), len(trajectory.steps)
+        raise ValueError(f"task {group.task_id!r}: {credited_by} returned advantages {shown} for {steps} steps")
+
+
+def _fit(credited: Sequence[tuple[Trajectory, Credit]]) -> bool:
+    """Whether advantages are finite float32 numbers, one for each step or completion token."""
+    parts: list[Any] = []
+    shapes: list[tuple[int, ...]] = []
+    for trajectory, credit in credited:
+        steps, per_token = trajectory.steps, isinstance(credit, list)
+        parts += credit if per_token else [credit]
+        shapes += [(step.completion_tokens,) for step in steps] if per_token else [(len(steps),)]
+        if len(parts) != len(shapes):
+            return False
     try:
-        with np.errstate(over="ignore"):  # samples hold float32
-            # Check the kind first: astype would turn digit strings and None into numbers.
-            arrays = [array.astype(np.float32) for array in map(np.asarray, parts) if array.dtype.kind in "fiu"]
+        arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):  # not numbers
-        arrays = []
-    if [array.shape for array in arrays] != shapes or not all(np.isfinite(array).all() for array in arrays):
-        shown = " ".join(f"{credit!r:.200}".split())
-        raise ValueError(f"task {group.task_id!r}: {credited_by} returned advantages {shown} for {len(steps)} steps")
+        return False
+    # Check the kind first: astype would turn digit strings and None into numbers.
+    if [array.shape for array in arrays] != shapes or any(array.dtype.kind not in "fiu" for array in arrays):
+        return False
+    with np.errstate(over="ignore"):
+        return not arrays or bool(np.isfinite(np.concatenate(arrays).astype(np.float32)).all())
 
 
 def _sample(
@@ -172,7 +186,7 @@ def _sample(
         raise ValueError(f"task {group.task_id!r}: a sample cannot begin with a sampled token: there was no prompt")
     logprobs = [step.logprobs for step in sampled if step.logprobs is not None]
     # No validation needed: steps are validated, advantages checked above, and all lengths follow from them.
-    return TrainingSample.model_construct(
+    return TrainingSample._trusted(
         sample_id=new_id(),
         group_id=group.group_id,
         rollout_id=rollout_id,

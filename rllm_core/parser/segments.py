@@ -72,6 +72,9 @@ class TokenSegment:
         return mask
 
 
+_NO_BREAKS: Counter[BreakReason] = Counter()  # shared: `SessionStats.count_break` replaces it
+
+
 @dataclass(slots=True)
 class SessionStats:
     """Counters of a session.
@@ -90,7 +93,7 @@ class SessionStats:
     bridge_attempts: int = 0
     bridged: int = 0
     rendered: int = 0
-    breaks: Counter[BreakReason] = field(default_factory=Counter)
+    breaks: Counter[BreakReason] = field(default_factory=lambda: _NO_BREAKS)
     control_tokens: int = 0
     prompt_seconds: float = 0.0
 

@@ -310,7 +310,8 @@ class ParserSession:
         """Marks a message as model output if its text spells control tokens."""
         if type(said) is SampledMessage:
             return said
-        spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in _texts(said)])
+        written = [value for key, value in said.items() if key != "role"]
+        spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in _texts(written)])
         return SampledMessage(said, completions) if spelt else said
 
     def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:

@@ -110,7 +110,8 @@ class JsonLines:
             raise _cannot_be_written(self.path, error) from error
 
 
-_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+# Without the search for cycles, which takes as long as writing a short line; a cycle is then a RecursionError.
+_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:

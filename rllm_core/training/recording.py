@@ -170,7 +170,7 @@ class Recording:
                     weight_version=min(versions, default=None),
                     rollouts=[_validated(episode) for episode in episodes],
                 ),
-                {rollout.episode.rollout_index: rollout.calls for _, rollout in found},
+                {rollout.episode.rollout_index: rollout.calls for _, rollout in found if rollout.calls is not None},
             )
 
     def _trained_rollouts(self, group: Group, measured: Measured) -> list[RecordedRollout]:

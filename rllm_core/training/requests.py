@@ -306,14 +306,15 @@ class RequestMerger:
             raise EngineError(
                 f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
             )
-        self._answered(len(outputs))
+        self._answers += len(outputs)
+        if self._answers >= ANSWERS_PER_COLLECTION:
+            self.collect_garbage()
         return outputs
 
-    def _answered(self, answers: int) -> None:
-        self._answers += answers
-        if self._answers >= ANSWERS_PER_COLLECTION:
-            self._answers = 0
-            gc.collect(1)
+    def collect_garbage(self) -> None:
+        """Collects young garbage; cheapest when few rollouts are alive, since a collection walks what they hold."""
+        self._answers = 0
+        gc.collect(1)
 
     async def _call(self, merged: _Merged) -> None:
         try:

@@ -63,34 +63,21 @@ class RolloutKey:
         return derive_seed(run_seed, self.purpose, self.ordinal, self.index, self.attempt)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a rollout.
+@dataclass(slots=True)
+class Rollout:
+    """A rollout that has ended, or one attempt at it.
 
     Attributes:
-        episode: Resulting episode.
+        episode: Episode of the last attempt.
         is_final: Whether a retry would fail in the same way.
-        calls: Durations of the attempt's calls.
+        calls: Durations of the last attempt's calls, if known.
+        failed: Episodes of earlier attempts.
     """
 
     episode: Episode
     is_final: bool = False
-    calls: CallTimes = field(default_factory=CallTimes)
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A rollout that has ended.
-
-    Attributes:
-        episode: Episode of the last attempt.
-        failed: Episodes of earlier attempts.
-        calls: Durations of the last attempt's calls.
-    """
-
-    episode: Episode
+    calls: CallTimes | None = None
     failed: list[Episode] = field(default_factory=list)
-    calls: CallTimes = field(default_factory=CallTimes)
 
 
 class RolloutRunner:
@@ -173,11 +160,12 @@ class RolloutRunner:
                 await ended(attempt.episode)
             may_retry = key.attempt + 1 < self.config.rollout.max_attempts and not attempt.is_final
             if not attempt.episode.termination_reason.is_failure or not may_retry:
-                return Rollout(attempt.episode, failed, attempt.calls)
+                attempt.failed = failed
+                return attempt
             failed.append(attempt.episode)
             key = replace(key, attempt=key.attempt + 1)
 
-    async def attempt(self, task: Task, key: RolloutKey) -> Attempt:
+    async def attempt(self, task: Task, key: RolloutKey) -> Rollout:
         """Runs one attempt; errors of the workflow or the engine become the episode's termination reason."""
         calls, tally = CallTimes(), Tally(current())
         try:
@@ -189,7 +177,7 @@ class RolloutRunner:
                 tally.add(kind, kind != SAMPLING, seconds=call.seconds)  # completers count those
             tally.close(rollout=key.rollout_id)
 
-    async def _attempt(self, task: Task, key: RolloutKey, calls: CallTimes, tally: Tally) -> Attempt:
+    async def _attempt(self, task: Task, key: RolloutKey, calls: CallTimes, tally: Tally) -> Rollout:
         is_validation = key.purpose != "train"
         async with self.slots.place(priority=is_validation), self.host.place() as place:
             self.merger.rollout_started()
@@ -204,9 +192,12 @@ class RolloutRunner:
                 episode = await self._scored(self._teacher, task, episode)
         # The record was validated a moment ago, so adding its identity needs no second validation.
         identity = {"rollout_id": key.rollout_id, "rollout_index": key.index, "is_validation": is_validation}
-        if type(episode) is not Episode:  # a plugin's subclass may have state besides its fields
-            return Attempt(episode.model_copy(update=identity), attempt.is_final, calls)
-        return Attempt(Episode._trusted(**(episode.__dict__ | identity)), attempt.is_final, calls)
+        if type(episode) is Episode:
+            attempt.episode = Episode._of(episode.__dict__ | identity, episode.__pydantic_fields_set__)
+        else:  # a plugin's subclass may have state besides its fields
+            attempt.episode = episode.model_copy(update=identity)
+        attempt.calls = calls
+        return attempt
 
     async def idle(self) -> None:
         """Waits until no requests from ended rollouts remain in the engine."""
@@ -240,7 +231,7 @@ class RolloutRunner:
 
     async def _limited(
         self, place: Place, task: Task, key: RolloutKey, is_validation: bool, calls: CallTimes, tally: Tally
-    ) -> Attempt:
+    ) -> Rollout:
         """Runs one attempt with a timeout, even if the workflow ignores its cancellation."""
         loop = asyncio.get_running_loop()
         scope = RolloutScope(f"rollout {key.rollout_id}", loop, self._idle_scope, tally)
@@ -294,7 +285,7 @@ class RolloutRunner:
         scope.close(but=work)
         return not await stop(work)
 
-    async def _late(self, task: Task, work: asyncio.Task[Episode], scope: RolloutScope) -> Attempt:
+    async def _late(self, task: Task, work: asyncio.Task[Episode], scope: RolloutScope) -> Rollout:
         waited_at = waiting_at(work)
         has_ended = await self._end(work, scope)
         waited_at = scope.waits_at or waited_at
@@ -306,17 +297,17 @@ class RolloutRunner:
                 ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "
                 "Exception, not BaseException"
             )
-        return Attempt(self._failed(task, TerminationReason.TIMEOUT, late))
+        return Rollout(self._failed(task, TerminationReason.TIMEOUT, late))
 
     def _idle_scope(self, scope: RolloutScope) -> None:
         self._lingering.discard(scope)
         if not self._lingering:
             self._settled.set()
 
-    def _outcome(self, task: Task, work: asyncio.Task[Episode]) -> Attempt:
+    def _outcome(self, task: Task, work: asyncio.Task[Episode]) -> Rollout:
         """Converts the result of a rollout that ended on its own."""
         if work.cancelled():  # not by this class: something it awaited was cancelled
-            return Attempt(self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within"))
+            return Rollout(self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within"))
         try:
             episode = work.result()
         except RefusedConversation as error:
@@ -327,10 +318,10 @@ class RolloutRunner:
             return self._failure(task, error)
         if episode.termination_reason.is_failure:
             error_text = episode.error or "reported by the workflow"
-            return Attempt(self._failed(task, episode.termination_reason, error_text))
+            return Rollout(self._failed(task, episode.termination_reason, error_text))
         if not episode.trajectories:
-            return Attempt(self._failed(task, episode.termination_reason, "the episode has no trajectory"))
-        return Attempt(episode)
+            return Rollout(self._failed(task, episode.termination_reason, "the episode has no trajectory"))
+        return Rollout(episode)
 
     async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:
         """Lets the teacher score the episode; if that fails, the attempt has failed."""
@@ -352,14 +343,14 @@ class RolloutRunner:
             return False  # the scorer sets it later
         return self._estimators is None or self._estimators.of(group).needs_rewards
 
-    def _failure(self, task: Task, error: Exception) -> Attempt:
+    def _failure(self, task: Task, error: Exception) -> Rollout:
         """Describes a rollout that raised ``error``."""
         failed = failure_of(error)
         episode = self._failed(task, failed.reason, str(failed))
         if failed.traceback:
             episode.metadata = freeze({"traceback": failed.traceback})
             logger.debug("task %s: %s", task.task_id, failed.traceback)
-        return Attempt(episode, is_final=failed.is_final)
+        return Rollout(episode, is_final=failed.is_final)
 
     @staticmethod
     def _failed(task: Task, reason: TerminationReason, error: str) -> Episode:

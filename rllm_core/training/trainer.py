@@ -179,6 +179,7 @@ class Trainer:
         training = self.config.training
         while self.step < training.steps:
             await self._train_step(self.step + 1)
+            self.parts.runner.merger.collect_garbage()
             last = self.step == training.steps
             if self._is_validation_due():
                 await self._validate()

@@ -136,6 +136,16 @@ def test_advantages_that_make_no_sense_never_reach_a_backend(credit: list[float]
         training_samples(of(step([1], [2]), step([1, 2, 3], [4])), [np.array(credit)])
 
 
+def test_advantages_per_token_of_another_trajectory_are_refused() -> None:
+    two = Trajectory(steps=[step([1], [2]), step([1, 2, 3], [4])], reward=1.0)
+    one = Trajectory(steps=[step([1], [2])], reward=1.0)
+    group = TrajectoryGroup(group_id=3, task_id="t", trajectories=[two, one], rollout_ids=["r", "s"], weight_version=0)
+    turn = np.array([1.0])
+    assert len(training_samples(group, [[turn, turn], [turn]])) == 2
+    with pytest.raises(ValueError, match=r"the estimator returned advantages .* for 2 steps"):
+        training_samples(group, [[turn], [turn, turn]])
+
+
 def test_a_completion_without_a_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="there was no prompt"):
         training_samples(of(step([], [2])), [np.array([1.0])])

@@ -128,8 +128,8 @@ class ChatTemplateParser(TextParser):
         self, prompt_ids: Sequence[int] | TokenIds, messages: Sequence[MessageLike], *, start: int = 0
     ) -> tuple[PlacedMedia, ...]:
         """See `BaseParser.place_media`."""
-        images = images_of(self.template.resolved(messages))
-        if self.template.media is None or not images:
+        resolved = self.template.resolved(messages)
+        if self.template.media is None or not (images := images_of(resolved)):
             return ()
         return self.template.media.place(token_ids(prompt_ids), images, start)
 

@@ -110,7 +110,9 @@ class Encoder:
         )
 
     def _spellings(self, text: str) -> int:
-        return max(len(self._control_pattern.findall(form)) for form in (text, self._normalised(text)))
+        count = len(self._control_pattern.findall(text))
+        normalised = self._normalised(text)
+        return count if normalised is text else max(count, len(self._control_pattern.findall(normalised)))
 
     def _normalised(self, text: str) -> str:
         if self._normaliser is None or text.isascii():

@@ -14,7 +14,7 @@ import importlib.util
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -245,9 +245,9 @@ def images_of(messages: Sequence[MessageLike]) -> list[MediaChunk]:
     return [part.chunk for message in messages for part in _parts(message) if isinstance(part, ImagePart)]
 
 
-def _parts(message: MessageLike) -> Iterator[Any]:
+def _parts(message: MessageLike) -> Sequence[Any]:
     content = message.get("content")
-    return iter(content if isinstance(content, list | tuple) else ())
+    return content if isinstance(content, list | tuple) else ()
 
 
 def _is_image(part: Any) -> bool:

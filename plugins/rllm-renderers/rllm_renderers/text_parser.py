@@ -72,9 +72,10 @@ class TextParser(BaseParser):
         if self._names_calls and isinstance(tool_format, NoCalls):
             self.bridged_tails = frozenset(tail for tail in self.bridged_tails if not tail.answers)
         self.supports_bridge = bool(self.bridged_tails)
-        # Rollouts of a group share the first prompt, and often the next messages too.
+        # Rollouts of a group share the first prompt and so its end, and often the next messages too.
         self._rendered: BoundedCache[list[int]] = BoundedCache(CACHE_CHARACTERS)
         self._suffixes: BoundedCache[Suffix] = BoundedCache(CACHE_CHARACTERS)
+        self._openings: BoundedCache[str] = BoundedCache(CACHE_CHARACTERS // 16)
 
     @property
     def tokenizer(self) -> Any:
@@ -127,10 +128,7 @@ class TextParser(BaseParser):
         sampled: list[int] = token_ids(completion_ids).tolist()
         stop = _first(sampled, self.template.stop_token_ids)
         encoder = self.template.encoder
-        opened = ""
-        if prompt_ids is not None:
-            end = token_ids(prompt_ids[-GENERATION_PROMPT_TOKENS:]).tolist()
-            opened = self.tool_format.opened_by(encoder.decode_marked(end))
+        opened = "" if prompt_ids is None else self._opened_by(token_ids(prompt_ids[-GENERATION_PROMPT_TOKENS:]))
         parsed = self.tool_format.read(
             encoder.decode_marked(sampled[:stop]),
             stopped=stop is not None,
@@ -144,6 +142,15 @@ class TextParser(BaseParser):
             parsed.termination,
             parsed.reasoning_complete,
         )
+
+    def _opened_by(self, prompt_end: TokenIds) -> str:
+        """Returns the beginning of the answer that the prompt already contains, see `ToolFormat.opened_by`."""
+        key = prompt_end.tobytes()
+        opened = self._openings.get(key)
+        if opened is None:
+            opened = self.tool_format.opened_by(self.template.encoder.decode_marked(prompt_end.tolist()))
+            self._openings.put(key, opened, len(key))
+        return opened
 
     def _unmarked(self, call: ParsedToolCall) -> ParsedToolCall:
         unmark = self.template.encoder.unmark
