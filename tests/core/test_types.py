@@ -525,7 +525,7 @@ def allocated(build: Callable[[], Any]) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_a_long_episode_is_held_written_read_and_pickled_in_linear_space(toys: SimpleNamespace) -> None:
-    short, long = conversation(toys, 100), conversation(toys, 400)
+    short, long = conversation(toys, 50), conversation(toys, 200)
     forms: dict[str, Callable[[Episode, int], Any]] = {
         "played": lambda _, turns: conversation(toys, turns),
         "read": lambda episode, _,: Episode.from_json(written[id(episode)]),
@@ -538,8 +538,8 @@ def test_a_long_episode_is_held_written_read_and_pickled_in_linear_space(toys: S
     assert len(pickled[id(long)]) < 4.5 * len(pickled[id(short)])
     for name, build in forms.items():
         # 4 if linear (5.5 with a buffer that has just doubled), 16 if not.
-        few, many = (allocated(lambda e=e, n=n, b=build: b(e, n))[0] for e, n in ((short, 100), (long, 400)))
-        assert many < 6 * few, f"{name}: {few} bytes for 100 turns, {many} for 400"
+        few, many = (allocated(lambda e=e, n=n, b=build: b(e, n))[0] for e, n in ((short, 50), (long, 200)))
+        assert many < 6 * few, f"{name}: {few} bytes for 50 turns, {many} for 200"
     peak = allocated(long.to_json)[1]
     assert peak < 6 * allocated(short.to_json)[1], "writing needs no more than a few times what is written"
 

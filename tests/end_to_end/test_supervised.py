@@ -19,6 +19,7 @@ def test_the_entropy_is_that_of_the_grammar(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("supervised_in_forks")
 def test_supervised_training_reaches_the_entropy_of_what_it_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import rllm_local.backend  # noqa: F401 - what every command imports
-import transformers  # noqa: F401
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import preloaded  # noqa: F401 - what every command imports
 
 from rllm_core import cli
 

@@ -333,6 +333,14 @@ async def sleeps_in_c(rude: Rude, task: Task, completer: Completer, step: Step) 
 
 
 @way
+async def waits_in_c(rude: Rude, task: Task, completer: Completer, step: Step) -> Any:
+    """Like `computes_in_c`, without the CPU time: a signal does not end the wait for a mutex, either."""
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+@way
 async def computes_in_c(rude: Rude, task: Task, completer: Completer, step: Step) -> Any:
     return sum(range(10**15))  # neither lets another thread run nor checks for signals
 

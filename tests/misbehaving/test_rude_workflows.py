@@ -225,8 +225,8 @@ def test_tasks_of_the_run_that_are_cancelled_from_within(train: Train) -> None:
 @pytest.mark.parametrize(
     "way",
     [
-        "sleeps_on_the_loop", "computes_for_ever", pytest.param("sleeps_in_c", marks=pytest.mark.by_hand),
-        pytest.param("matches_for_ever", marks=pytest.mark.by_hand), "computes_in_c",
+        "sleeps_on_the_loop", "computes_for_ever", "waits_in_c",
+        *(pytest.param(way, marks=pytest.mark.by_hand) for way in ("sleeps_in_c", "matches_for_ever", "computes_in_c")),
     ],
 )  # fmt: skip
 def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, way: str) -> None:
@@ -250,7 +250,7 @@ def test_a_blocked_event_loop_is_ended_from_outside_and_resumed(train: Train, wa
     assert again.summary["optimizer_steps"] == 2
 
 
-@pytest.mark.parametrize("way", ["swallows_everything", "sleeps_on_the_loop", "computes_in_c"])
+@pytest.mark.parametrize("way", ["swallows_everything", "sleeps_on_the_loop", "waits_in_c"])
 def test_one_sigterm_is_enough(train: Train, way: str) -> None:
     """The default deadlines are far longer than this test may take."""
     ended = train(way, "training.validation_rollouts=0", stops=True)

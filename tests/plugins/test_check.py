@@ -20,8 +20,12 @@ KEYS = ["plugin", "package", "version", "value", "outcome", "contract", "packagi
 pytestmark = pytest.mark.slow
 
 
-def checked(rllm_core: Run, name: str, *options: str, packages: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
-    run = rllm_core("plugins", "check", name, "--json", *options, packages=packages)
+def checked(
+    rllm_core: Run, name: str, *options: str, packages: tuple[str, ...] = (), beside: tuple[str, ...] | None = ()
+) -> tuple[int, dict[str, Any]]:
+    """Checks a plugin beside the devkit and some others, which it probes, too; or beside all that are installed."""
+    only = {} if beside is None else {"RLLM_PLUGINS": ",".join((name.rpartition("/")[2], "devkit", *beside))}
+    run = rllm_core("plugins", "check", name, "--json", *options, packages=packages, **only)
     assert run.returncode in (0, 1), run.stderr
     assert "Traceback" not in run.stderr
     document = json.loads(run.stdout)
@@ -148,7 +152,8 @@ def test_a_workflow_that_a_stranger_has_published_passes(rllm_core: Run) -> None
 
 def test_what_else_is_installed_does_not_matter(rllm_core: Run) -> None:
     others = ("rllm-endless", "rllm-broken", "rllm-hanging")
-    code, document = checked(rllm_core, "relay", "--deadline-seconds=300", packages=("rllm-relay", *others))
+    packages = ("rllm-relay", *others)
+    code, document = checked(rllm_core, "relay", "--deadline-seconds=300", packages=packages, beside=None)
     assert code == 0, document
 
 
@@ -214,7 +219,8 @@ def test_the_published_workflows_pass(rllm_core: Run, tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     (tmp_path / "talks.jsonl").write_text("\n".join([json.dumps({"messages": talk})] * 8))
     options = ("guess.high=3", "dataset.train_file=rows.jsonl", "sft.train=talks.jsonl")
-    run = rllm_core("plugins", "check", "workflows", *(word for option in options for word in ("-o", option)))
+    words = (word for option in options for word in ("-o", option))
+    run = rllm_core("plugins", "check", "workflows", *words, RLLM_PLUGINS="workflows,devkit")
     assert run.returncode == 0, run.stdout
     last = run.stdout.splitlines()[-1]
     assert last.startswith("rllm-workflows 0.1.0, plugin 'workflows': contract passed (")
@@ -250,7 +256,7 @@ def test_the_published_parsers_pass_with_a_model(rllm_core: Run) -> None:
 def test_the_embedded_backend_passes(rllm_core: Run) -> None:
     from rllm_local.starter import starter_model
 
-    code, document = checked(rllm_core, "local", "--model", str(starter_model()))
+    code, document = checked(rllm_core, "local", "--model", str(starter_model()), beside=("renderers",))
     assert code == 0, document
     assert found(document, "backend")["engine: seeds"]["outcome"] == "passed"
     assert found(document, "backend")["checkpoint"]["outcome"] == "passed"

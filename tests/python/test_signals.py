@@ -37,7 +37,7 @@ class Letters(Workflow):
         return self.episode(task, [step], reward=float(len(step.text) > 2))
 
 
-SETTINGS = {"training": {"steps": 30, "groups_per_step": 2, "rollouts_per_group": 2, "validation_rollouts": 2,
+SETTINGS = {"training": {"steps": 9, "groups_per_step": 2, "rollouts_per_group": 2, "validation_rollouts": 2,
             "checkpoint_every_steps": 3}}
 
 
@@ -107,7 +107,7 @@ def test_ctrl_c_saves_and_the_run_continues(start: Start, tmp_path: Path, where:
     run = rllm_core.Run(tmp_path / "run")
     assert run.status == "interrupted"
     newest = int(checkpoint.complete(run.path / "checkpoints")[-1].name[5:])
-    assert newest == run.summary["optimizer_steps"] < 30
+    assert newest == run.summary["optimizer_steps"] < 9
     process = start(tmp_path, "resume", where)
     assert (process.wait(), process.out) == (0, "completed\n"), process.err
     assert run.summary["resumed_from_step"] == newest

@@ -173,10 +173,7 @@ def run(request: dict[str, Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # What a command imports that trains; not for those who only import this module.
-    import matplotlib.backends.backend_agg  # noqa: F401
-    import rllm_local.backend  # noqa: F401
-    import transformers  # noqa: F401
+    import preloaded  # noqa: F401 - not for those who only import this module
 
     from rllm_core import cli
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rllm_core.cli import main
 from rllm_core.engine import RolloutEngine, TITOCompleter
 from rllm_core.types import Episode, FinishReason, SamplingParams, Task, TokenInput, TokenOutput, token_ids
 from rllm_core.workflow import Workflow
@@ -19,6 +20,18 @@ settings.register_profile(
 settings.load_profile("tests")
 
 CUT_OFF = "[cut off]"
+
+
+@pytest.fixture(scope="session")
+def rllm_core() -> Callable[..., None]:
+    """``rllm_core(*arguments)``: runs a command that succeeds, in this process, which imports torch only once."""
+
+    def run(*arguments: object) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        assert not ended.value.code
+
+    return run
 
 
 class Answers(RolloutEngine):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -160,41 +159,34 @@ def test_servers_are_tables_of_the_run_file():
     assert CalculatorConfig.model_validate(tomllib.loads(to_toml({"servers": SERVERS}))) == section
 
 
-def train(tmp_path, steps, validation_rollouts):
+def train(rllm_core, tmp_path, **training):
     settings = {
         "workflow": "calculator",
         "backend": "local",
-        "training": {"validation_rollouts": validation_rollouts, "seed": 3, "steps": steps},
+        "training": {"seed": 3, **training},
         "calculator": {"servers": SERVERS},
     }
     run_file = tmp_path / "run.toml"
     run_file.write_text(to_toml(settings), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "rllm_core", "train", str(run_file), "--run-dir", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
+    rllm_core("train", run_file, "--run-dir", tmp_path / "run")
     return json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
-def test_three_steps_of_training_over_two_servers(tmp_path):
-    summary = train(tmp_path, steps=3, validation_rollouts=32)
-    assert summary["optimizer_steps"] == 3
+def test_two_steps_of_training_over_two_servers(rllm_core, tmp_path):
+    summary = train(rllm_core, tmp_path, steps=2, groups_per_step=4, validation_rollouts=16)
+    assert summary["optimizer_steps"] == 2
     assert summary["books"]["failed"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.by_hand
-def test_calls_over_two_servers_are_learned(tmp_path):
+def test_calls_over_two_servers_are_learned(rllm_core, tmp_path):
     """By chance, one question in 36 is solved. After 60 of the full 160 steps, at least one in five.
 
     By hand, because rollouts over servers equal those of the built-in tools, whose calls another test learns.
     """
-    summary = train(tmp_path, steps=60, validation_rollouts=256)
+    summary = train(rllm_core, tmp_path, steps=60, validation_rollouts=256)
     assert summary["validation"][0]["solved"] <= 0.05
     assert summary["validation"][-1]["solved"] >= 0.2
     assert summary["books"]["failed"] == 0

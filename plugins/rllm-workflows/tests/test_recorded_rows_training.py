@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+Run = Callable[..., Path]
 
 
-def command(*arguments: object) -> str:
-    called = [sys.executable, "-m", "rllm_core", *map(str, arguments)]
-    done = subprocess.run(called, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(rllm_core: Callable[..., None]) -> Run:
+    """``run(workflow, folder, **settings)``: trains; returns the folder."""
 
+    def train(workflow: str, folder: Path, **settings: Any) -> Path:
+        options = [part for key, value in settings.items() for part in ("-o", f"{key.replace('__', '.')}={value}")]
+        rllm_core("train", workflow, "--backend", "local", "--run-dir", folder, *options)
+        return folder
 
-def run(workflow: str, folder: Path, **settings: Any) -> Path:
-    options = [part for key, value in settings.items() for part in ("-o", f"{key.replace('__', '.')}={value}")]
-    command("train", workflow, "--backend", "local", "--run-dir", folder, *options)
-    return folder
+    return train
 
 
 def validated(folder: Path) -> list[float]:
@@ -32,11 +29,12 @@ def validated(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_both_workflows_read_an_exported_folder(tmp_path: Path) -> None:
-    recorded = run("sort", tmp_path / "run", training__steps=2, training__groups_kept_per_step=16)
-    command("export", recorded, tmp_path / "rows", "--to", "sft", "--best")
+def test_both_workflows_read_an_exported_folder(rllm_core: Callable[..., None], run: Run, tmp_path: Path) -> None:
+    few = {"training__steps": 2, "training__validation_rollouts": 2}
+    recorded = run("sort", tmp_path / "run", training__groups_kept_per_step=16, training__rollouts_per_group=4, **few)
+    rllm_core("export", recorded, tmp_path / "rows", "--to", "sft", "--best")
     rows = tmp_path / "rows" / "train.jsonl"
-    short = {"training__steps": 2, "training__groups_per_step": 4, "training__validation_rollouts": 2}
+    short = {**few, "training__groups_per_step": 4}
     trained = run("sft", tmp_path / "sft", sft__train=rows, sft__method="recorded", **short)
     assert json.loads((trained / "summary.json").read_text())["books"]["trained"] == 8
     rows_of_dataset = {"dataset__train_file": rows, "dataset__id": "id", "training__rollouts_per_group": 2}
@@ -46,14 +44,18 @@ def test_both_workflows_read_an_exported_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.by_hand
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_best_rollouts_teach_a_new_model(tmp_path: Path, seed: int) -> None:
+def test_the_best_rollouts_teach_a_new_model(
+    rllm_core: Callable[..., None], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
     """With the settings of ``sort``, a run records one of its 16 groups per step."""
     recorded = run("sort", tmp_path / "run", training__seed=seed)
-    command("export", recorded, tmp_path / "rows", "--to", "sft", "--best", "--solved")
+    rllm_core("export", recorded, tmp_path / "rows", "--to", "sft", "--best", "--solved")
     count = len((tmp_path / "rows" / "train.jsonl").read_text().splitlines())
     settings = {"sft__train": tmp_path / "rows" / "train.jsonl", "sft__method": "recorded", "training__seed": seed}
     learned = run("sft", tmp_path / "sft", training__steps=150, optimizer__learning_rate=1e-3, **settings)
-    [found] = json.loads(command("eval", "sort", "--checkpoint", learned, "--json"))["pass_at_k"]
+    capsys.readouterr()
+    rllm_core("eval", "sort", "--checkpoint", learned, "--json")
+    [found] = json.loads(capsys.readouterr().out)["pass_at_k"]
     before, after = validated(recorded)
     print(f"seed {seed}: {count} rows; {before:.3f} -> {after:.3f}; from rows: {found['value']:.3f}")
     assert before < 0.1

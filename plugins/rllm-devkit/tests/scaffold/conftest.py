@@ -20,14 +20,14 @@ from rllm_core.cli import main
 def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command line in a separate process: ``rllm_core("plugins", cwd=folder, site=folder)``.
 
-    ``site`` is a folder filled by ``pip install --target``.
+    ``site`` is a folder filled by ``pip install --target``; further arguments are variables of its environment.
     """
 
-    def run(*arguments: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, cwd: Path, site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-P", "-m", "rllm_core", *arguments],
             cwd=cwd,
-            env=environment(cwd, site),
+            env={**environment(cwd, site), **variables},
             capture_output=True,
             text=True,
             timeout=300,
