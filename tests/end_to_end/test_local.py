@@ -71,9 +71,9 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def mastered(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run with the shipped settings but for its last 100 steps, which improve little; and its output."""
+    """A complete run with the shipped settings, and its output."""
     run_dir = tmp_path_factory.mktemp("mastered") / "run"
-    return run_dir, finish(train("sort", run_dir, "training.steps=150"))
+    return run_dir, finish(train("sort", run_dir))
 
 
 def test_sort_is_learned_from_chance_to_mastery(command: Callable[..., Forked], mastered: tuple[Path, str]) -> None:
@@ -85,7 +85,7 @@ def test_sort_is_learned_from_chance_to_mastery(command: Callable[..., Forked], 
     assert first["step"] == 0
     assert first["rollouts"] == last["rollouts"] == 512
     assert first["solved"] <= 0.1
-    assert last["solved"] >= 0.93
+    assert last["solved"] >= 0.95
     assert summary["status"] == "completed"
     books = summary["books"]
     assert books["dispatched"] == books["trained"] == summary["planned_steps"] * 256
@@ -135,10 +135,10 @@ def test_students_learn_most_of_what_their_teacher_can(
 
 def test_guess_is_learned_over_several_turns_each_one_segment(train: Train, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    finish(train("guess", run_dir, "training.steps=120"))
+    finish(train("guess", run_dir))
     summary = summary_of(run_dir)
     assert summary["validation"][0]["solved"] <= 0.35
-    assert summary["validation"][-1]["solved"] >= 0.75, "after half the steps of its settings"
+    assert summary["validation"][-1]["solved"] >= 0.9
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["turns_mean"] > 1
     assert sum(row["segment_breaks"] for row in rows) == 0
