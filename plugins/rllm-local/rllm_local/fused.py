@@ -81,7 +81,7 @@ class FusedDecoder:
     ) -> None:
         self._precision = precision
         config: Any = model.config
-        inner: Any = model.get_decoder()
+        inner: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         self._dtype = dtype
         self._sum_dtype: torch.dtype = inner.embed_tokens.weight.dtype
         self._shares_weights = shares_weights
@@ -134,8 +134,8 @@ class FusedDecoder:
     @torch.no_grad()
     def copied(self, model: PreTrainedModel, into: _Weights | None = None) -> _Weights:
         """See `Decoder`. Each layer replaces its predecessor, so two full sets of layers never exist."""
-        decoder: Any = model.get_decoder()
-        module: Any = model.get_output_embeddings()
+        decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        module: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         merged = _weight(module)
         embedding = self._held(decoder.embed_tokens.weight, into and into.embedding, decoder.embed_tokens.weight.dtype)
         if merged.data_ptr() == decoder.embed_tokens.weight.data_ptr() and embedding.dtype == self._dtype:
