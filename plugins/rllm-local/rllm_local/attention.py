@@ -22,27 +22,53 @@ TOKENS = range(128, 1025)
 MASKED_TOKENS = 256  # All scores of a masked row of this length fit in little memory.
 
 
-def attend_in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Attends from ``(rows, heads, tokens, head_dim)`` queries to ``(rows, kv heads, tokens, head_dim)``.
+class BlockCausalAttention(torch.autograd.Function):
+    """Attention of ``(rows, heads, tokens, head_dim)`` queries to ``(rows, kv heads, tokens, head_dim)``."""
 
-    Returns:
-        The mixed values, ``(rows, tokens, heads, head_dim)``.
-    """
-    rows, heads, tokens, dim = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    queries = (query * scaling).reshape(rows * kv_heads, groups, tokens, dim)
-    keys, values = (x.reshape(rows * kv_heads, tokens, dim) for x in (key, value))
-    future = query.new_full((BLOCK_QUERIES, BLOCK_QUERIES), float("-inf")).triu_(1)
-    mixed = []
-    for start in range(0, tokens, BLOCK_QUERIES):
-        end = min(tokens, start + BLOCK_QUERIES)
-        count = end - start
-        asking = queries[:, :, start:end].reshape(rows * kv_heads, groups * count, dim)
-        scores = torch.bmm(asking, keys[:, :end].transpose(1, 2))
-        scores.view(-1, groups, count, end)[..., start:] += future[:count, :count]
-        mixed.append(torch.bmm(scores.softmax(-1), values[:, :end]).view(rows, heads, count, dim))
-    return torch.cat(mixed, 2).transpose(1, 2)
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Returns the mixed values, ``(rows, tokens, heads, head_dim)``."""
+        rows, heads, tokens, dim = query.shape
+        kv_heads = key.shape[1]
+        groups = heads // kv_heads
+        queries = (query * scaling).view(rows, kv_heads, groups, tokens, dim)
+        keys, values = (x.reshape(rows * kv_heads, tokens, dim) for x in (key, value))
+        mixed = query.new_empty(rows, tokens, kv_heads, groups, dim)
+        future = query.new_full((BLOCK_QUERIES, BLOCK_QUERIES), float("-inf")).triu_(1)
+        probabilities = []
+        for start in range(0, tokens, BLOCK_QUERIES):
+            end = min(tokens, start + BLOCK_QUERIES)
+            count = end - start
+            asking = queries[:, :, :, start:end].reshape(rows * kv_heads, groups * count, dim)
+            scores = torch.bmm(asking, keys[:, :end].transpose(1, 2))
+            scores.view(-1, groups, count, end)[..., start:] += future[:count, :count]
+            probabilities.append(torch.softmax(scores, -1))
+            answers = torch.bmm(probabilities[-1], values[:, :end]).view(rows, kv_heads, groups, count, dim)
+            mixed[:, start:end] = answers.permute(0, 3, 1, 2, 4)
+        ctx.save_for_backward(queries, keys, values, *probabilities)
+        ctx.scaling = scaling
+        return mixed.view(rows, tokens, heads, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        """Returns the gradients of query, key and value."""
+        queries, keys, values, *probabilities = ctx.saved_tensors
+        rows, kv_heads, groups, tokens, dim = queries.shape
+        gradient = gradient.view(rows, tokens, kv_heads, groups, dim)
+        of_queries, of_keys, of_values = (torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values))
+        for number, block in enumerate(probabilities):
+            start = number * BLOCK_QUERIES
+            end = min(tokens, start + BLOCK_QUERIES)
+            asking = queries[:, :, :, start:end].reshape(rows * kv_heads, -1, dim)
+            of_mixed = gradient[:, start:end].permute(0, 2, 3, 1, 4).reshape(rows * kv_heads, -1, dim)
+            of_values[:, :end].baddbmm_(block.transpose(1, 2), of_mixed)
+            of_block = torch.bmm(of_mixed, values[:, :end].transpose(1, 2))
+            of_scores = torch._softmax_backward_data(of_block, block, -1, block.dtype)
+            of_keys[:, :end].baddbmm_(of_scores.transpose(1, 2), asking)
+            of_queries[:, :, :, start:end] = torch.bmm(of_scores, keys[:, :end]).view(rows, kv_heads, groups, -1, dim)
+        of_queries = of_queries.mul_(ctx.scaling).view(rows, kv_heads * groups, tokens, dim)
+        shape = (rows, kv_heads, tokens, dim)
+        return of_queries, of_keys.view(shape), of_values.view(shape), None
 
 
 def suits_medium(tokens: int, *, is_masked: bool) -> bool:
@@ -77,7 +103,7 @@ def block_causal_attention(
     avoids_fused = torch.get_float32_matmul_precision() != "highest"
     mixed: torch.Tensor
     if fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
-        mixed = attend_in_blocks(query, key, value, scale)
+        mixed = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     elif attention_mask is not None and avoids_fused:
         mixed = eager_attention_forward(module, query, key, value, attention_mask, scale)[0]
     else:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rllm_local import attention
-from rllm_local.attention import attend_in_blocks
+from rllm_local.attention import BlockCausalAttention
 from rllm_local.config import LocalConfig
 from rllm_local.model import pass_precision, recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
@@ -282,7 +282,7 @@ def test_block_causal_attention_equals_torchs(tokens: int, kv_heads: int) -> Non
 
     query = normal(3, tokens, 4, 8).transpose(1, 2).requires_grad_()
     key, value = (normal(3, tokens, kv_heads, 8).transpose(1, 2).requires_grad_() for _ in range(2))
-    mine = attend_in_blocks(query, key, value, 0.3)
+    mine = BlockCausalAttention.apply(query, key, value, 0.3)
     theirs = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
@@ -316,7 +316,8 @@ def test_rows_of_any_length_train_alike_with_either_attention(
     plain, blocks = trainer(), trainer()
     use_matching_attention(blocks.model, "highest")
     calls: list[torch.Size] = []
-    monkeypatch.setattr(attention, "attend_in_blocks", lambda *a: (calls.append(a[0].shape), attend_in_blocks(*a))[1])
+    apply = BlockCausalAttention.apply
+    monkeypatch.setattr(BlockCausalAttention, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
     assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
     assert calls
     assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
