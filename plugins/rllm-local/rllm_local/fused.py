@@ -296,7 +296,7 @@ class FusedDecoder:
             rotations = self._rotations[length - self._padding][:, None]
             self._bias = F.pad(self._bias, (0, 1))
         self._length = length + 1
-        x = self._embedding[tokens].to(self._sum_dtype)
+        x = self._embedded(tokens)
         for index, layer in enumerate(self._layers):
             x = self._read(index, layer, x, rotations)
         numbers = rows * len(self._head)
@@ -305,6 +305,9 @@ class FusedDecoder:
         if len(self._kept_logits) < numbers:
             self._kept_logits = torch.empty(numbers)
         return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._embedding[tokens].to(self._sum_dtype)
 
     def _read(self, index: int, layer: _Layer, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Appends one position to the cache of a layer, and returns the layer's output at it, ``(rows, hidden)``."""
@@ -342,13 +345,9 @@ class FusedDecoder:
         x = self._sum(x, mixed, layer.out)
         if layer.out_bias is not None:
             x = x + layer.out_bias
-        gate_up = F.linear(self._normalised(x).to(self._dtype), layer.gate_up, layer.gate_up_bias)
-        x = self._sum(x, self._activated(gate_up), layer.down)
+        gate, value = F.linear(self._normalised(x).to(self._dtype), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        x = self._sum(x, F.silu(gate) * value, layer.down)
         return x if layer.down_bias is None else x + layer.down_bias
-
-    def _activated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
 
     @staticmethod
     def _sum(x: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
