@@ -8,50 +8,18 @@ caches, short and very long rows, other devices and dtypes.
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from rllm_local import fast
-from rllm_local.fast import LANES
-
-logger = logging.getLogger(__name__)
-
 NAME = "rllm_block_causal"
 BLOCK_QUERIES = 64
 TOKENS = range(128, 1025)
 MASKED_TOKENS = 256  # All scores of a masked row of this length fit in little memory.
-KERNEL_TOKENS = range(32, 8193)
-
-
-class KernelAttention(torch.autograd.Function):
-    """Computes the same as `BlockCausalAttention` with `rllm_local.kernels`, which keep no probabilities."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Returns the mixed values, ``(rows, tokens, heads, head_dim)``."""
-        query, key, value = (x.contiguous() for x in (query, key, value))
-        rows, heads, tokens, dim = query.shape
-        mixed, norms = query.new_empty(rows, tokens, heads, dim), query.new_empty(rows, heads, tokens)
-        ctx.shape = tokens, heads, heads // key.shape[1], dim, np.float32(scaling)
-        fast.loaded().forward(*(fast.flat(x) for x in (query, key, value, mixed, norms)), *ctx.shape)
-        ctx.save_for_backward(query, key, value, mixed, norms)
-        return mixed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        """Returns the gradients of query, key and value."""
-        saved = ctx.saved_tensors
-        found = [torch.zeros_like(x) for x in saved[:3]]
-        fast.loaded().backward(*(fast.flat(x) for x in (*saved, gradient.contiguous(), *found)), *ctx.shape)
-        return found[0], found[1], found[2], None
 
 
 class BlockCausalAttention(torch.autograd.Function):
@@ -103,22 +71,6 @@ class BlockCausalAttention(torch.autograd.Function):
         return of_queries, of_keys.view(shape), of_values.view(shape), None
 
 
-@cache
-def kernels_agree() -> bool:
-    """Returns whether both implementations have the same result and gradients on a probe; warns otherwise."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode(False), torch.enable_grad():
-        inputs = [torch.randn(1, heads, 40, LANES, generator=generator).requires_grad_() for heads in (4, 2, 2)]
-        found = []
-        for kind in (KernelAttention, BlockCausalAttention):
-            mixed = kind.apply(*inputs, 0.3)  # type: ignore[no-untyped-call]
-            found.append([mixed.detach(), *torch.autograd.grad(mixed.square().sum(), inputs)])
-    agree = all(torch.allclose(mine, theirs, atol=1e-4, rtol=1e-4) for mine, theirs in zip(*found, strict=True))
-    if not agree:
-        logger.warning("the kernels of rllm-local[fast] disagree with torch in training, so they are not used there")
-    return agree
-
-
 def suits_medium(tokens: int, *, is_masked: bool) -> bool:
     """Returns whether rows of this length need no fused attention, which ``medium`` makes ten times slower."""
     return tokens <= (MASKED_TOKENS if is_masked else TOKENS[-1])
@@ -150,10 +102,7 @@ def block_causal_attention(
     tokens, scale = query.shape[2], query.shape[-1] ** -0.5 if scaling is None else scaling
     avoids_fused = torch.get_float32_matmul_precision() != "highest"
     mixed: torch.Tensor
-    # The check of the kernels comes last, because it compiles them, which nothing but training needs.
-    if fits and tokens in KERNEL_TOKENS and fast.fits(query) and kernels_agree():
-        mixed = KernelAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
-    elif fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
+    if fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
         mixed = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     elif attention_mask is not None and avoids_fused:
         mixed = eager_attention_forward(module, query, key, value, attention_mask, scale)[0]

@@ -41,7 +41,6 @@ class Cache:
         self._layers, self._heads, self._head_dim, self._block = layers, heads, head_dim * block, block
         self._dtype, self._device = dtype, device
         self._blocks = [torch.empty(0), torch.empty(0)]
-        self._whole: torch.Tensor | None = None  # (2 * layers, rows, heads, positions, head_dim), if the cache is small
         self.keys: Sequence[torch.Tensor] = ()
         self.values: Sequence[torch.Tensor] = ()
 
@@ -52,7 +51,7 @@ class Cache:
 
     def release(self) -> None:
         """Releases a large cache, or the content of a small one."""
-        self._whole, self.keys, self.values = None, (), ()
+        self.keys, self.values = (), ()
 
     def allocate(self, rows: int, length: int) -> None:
         """Makes room for ``length`` positions; their content is undefined."""
@@ -75,32 +74,29 @@ class Cache:
 
     def _replace(self, rows: int, blocks: int, fill: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Replaces the cache's tensors, if there are any; ``fill`` copies an old tensor to a new one."""
-        count = 2 * self._layers
-        doubled = (rows, self._heads, blocks + max(16 // self._block, blocks), self._head_dim)
-        old_whole, old = self._whole, [*self.keys, *self.values]
-        self._whole, self.keys, self.values = None, (), ()
+        count, old = 2 * self._layers, [*self.keys, *self.values][::-1]
+        self.release()
+        shape = (rows, self._heads, blocks + max(16 // self._block, blocks), self._head_dim)
+        kept = self._kept(count * math.prod(shape))
+        if kept is None:
+            shape = (rows, self._heads, blocks + CACHE_STEP_POSITIONS // self._block, self._head_dim)
         new: list[torch.Tensor] = []
-        if count * math.prod(doubled) * self._dtype.itemsize <= KEPT_BLOCK_BYTES:
-            self._whole = self._kept(count * math.prod(doubled)).view(count, *doubled)
-            new += self._whole.unbind()
-            if old_whole is not None:
-                old = [old_whole]
-            for before, after in zip(old, [self._whole] if old_whole is not None else new, strict=False):
-                fill(before, after)
-        else:
-            self._blocks = [torch.empty(0), torch.empty(0)]
-            old.reverse()
-            for _ in range(count):
-                shape = (rows, self._heads, blocks + CACHE_STEP_POSITIONS // self._block, self._head_dim)
-                new.append(torch.empty(shape, device=self._device, dtype=self._dtype))
-                if old:
-                    fill(old.pop(), new[-1])
+        for index in range(count):
+            new.append(self._empty(shape) if kept is None else kept.view(count, *shape)[index])
+            if old:
+                fill(old.pop(), new[-1])
         self.keys, self.values = new[: self._layers], new[self._layers :]
 
-    def _kept(self, numbers: int) -> torch.Tensor:
-        """Returns memory from the permanent block that is not in use."""
+    def _kept(self, numbers: int) -> torch.Tensor | None:
+        """Returns memory from the permanent block that is not in use; None, without permanent blocks, for more."""
+        if numbers * self._dtype.itemsize > KEPT_BLOCK_BYTES:
+            self._blocks = [torch.empty(0), torch.empty(0)]
+            return None
         block = self._blocks.pop(0)
         if len(block) < numbers:
-            block = torch.empty(numbers * 5 // 4, device=self._device, dtype=self._dtype)
+            block = self._empty((numbers * 5 // 4,))
         self._blocks.append(block)
         return block[:numbers]
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, device=self._device, dtype=self._dtype)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from rllm_core.memory.transformer import FLOAT32
 from rllm_local.cache import Cache
 from rllm_local.decoders import Decoder
-from rllm_local.memory import FOLDED_HEAD_NUMBERS, FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
+from rllm_local.memory import FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
 from rllm_local.precision import matmul_precision
 from rllm_local.vision import Placement
 
@@ -49,7 +49,7 @@ class _Weights(NamedTuple):
 
     embedding: torch.Tensor
     head: torch.Tensor
-    head_gain: torch.Tensor | None  # None if it is folded into the head
+    head_gain: torch.Tensor
     layers: list[_Layer]
 
 
@@ -81,14 +81,15 @@ class FusedDecoder:
     ) -> None:
         self._precision = precision
         config: Any = model.config
+        inner: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         self._dtype = dtype
-        self._sum_dtype: torch.dtype = _inner(model).embed_tokens.weight.dtype
+        self._sum_dtype: torch.dtype = inner.embed_tokens.weight.dtype
         self._shares_weights = shares_weights
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._epsilon: float = config.rms_norm_eps
-        self._rotary = copy.deepcopy(_inner(model).rotary_emb)
+        self._rotary = copy.deepcopy(inner.rotary_emb)
         self._rotations = torch.empty(0)
         self._kept_logits = torch.empty(0)
         self._length = 0
@@ -133,23 +134,20 @@ class FusedDecoder:
     @torch.no_grad()
     def copied(self, model: PreTrainedModel, into: _Weights | None = None) -> _Weights:
         """See `Decoder`. Each layer replaces its predecessor, so two full sets of layers never exist."""
-        decoder, module = _inner(model), _head(model)
-        merged, gain, head_gain = _weight(module), decoder.norm.weight, None
+        decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        module: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        merged = _weight(module)
         embedding = self._held(decoder.embed_tokens.weight, into and into.embedding, decoder.embed_tokens.weight.dtype)
-        if merged.numel() <= FOLDED_HEAD_NUMBERS:
-            head = self._folded(merged, gain)
+        if merged.data_ptr() == decoder.embed_tokens.weight.data_ptr() and embedding.dtype == self._dtype:
+            head = embedding
+        elif hasattr(module, "base_layer"):
+            head = merged.to(self._dtype)
         else:
-            head_gain = gain.detach().clone()
-            if merged.data_ptr() == decoder.embed_tokens.weight.data_ptr() and embedding.dtype == self._dtype:
-                head = embedding
-            elif hasattr(module, "base_layer"):
-                head = merged.to(self._dtype)
-            else:
-                head = self._held(module.weight, into and into.head, self._dtype)
+            head = self._held(module.weight, into and into.head, self._dtype)
         layers = [] if into is None else into.layers
         for index, layer in enumerate(decoder.layers):
             layers[index : index + 1] = [self._fuse(layer)]
-        return _Weights(embedding, head, head_gain, layers)
+        return _Weights(embedding, head, decoder.norm.weight.detach().clone(), layers)
 
     def _held(self, weight: torch.Tensor, old: torch.Tensor | None, read_as: torch.dtype) -> torch.Tensor:
         """Returns the weight itself if it cannot change while this decoder reads it, else a copy."""
@@ -229,16 +227,12 @@ class FusedDecoder:
         self._cache.allocate(rows, tokens)
         per_chunk = max(1, PREFILL_TOKENS // tokens)
         if per_chunk >= rows:
-            return self._prefill_chunk(prompts, slice(0, rows), count)
+            return self._prefill(prompts, slice(0, rows), count)
         logits = torch.empty(rows, count, len(self._head), device=prompts.device)
         for start in range(0, rows, per_chunk):
             chunk = slice(start, start + per_chunk)
-            logits[chunk] = self._prefill_chunk(prompts[chunk], chunk, count)
+            logits[chunk] = self._prefill(prompts[chunk], chunk, count)
         return logits
-
-    def _prefill_chunk(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
-        with self._products_of(prompts.numel()):
-            return self._prefill(prompts, chunk, count)
 
     def _products_of(self, positions: int) -> AbstractContextManager[None]:
         """Returns a context that computes products of this many positions at once in the faster precision."""
@@ -256,23 +250,24 @@ class FusedDecoder:
             bias = bias + self._bias[chunk]
             bias.diagonal(dim1=-2, dim2=-1).zero_()  # Padding sees itself, since an empty softmax is undefined.
         x = self._embedding[prompts.reshape(-1)].to(self._sum_dtype)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._queries_keys_values(x, layer, rotations)
-            q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-            k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-            v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-            self._keep_prompts(index, chunk, k, v)
-            if self._dtype == torch.float32:
-                scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
-                scores = scores.view(rows, self._heads, tokens, tokens) + bias
-                mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
-                mixed = mixed.view(rows, self._heads, tokens, dim)
-            else:
-                q = q.reshape(rows, self._heads, tokens, dim)
-                mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0, enable_gqa=group > 1)
-            mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
-            x = self._mlp(x, mixed, layer)
-        return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
+        with self._products_of(prompts.numel()):
+            for index, layer in enumerate(self._layers):
+                q, k, v = self._queries_keys_values(x, layer, rotations)
+                q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+                k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+                v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+                self._keep_prompts(index, chunk, k, v)
+                if self._dtype == torch.float32:
+                    scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
+                    scores = scores.view(rows, self._heads, tokens, tokens) + bias
+                    mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
+                    mixed = mixed.view(rows, self._heads, tokens, dim)
+                else:
+                    q = q.reshape(rows, self._heads, tokens, dim)
+                    mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0, enable_gqa=group > 1)
+                mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
+                x = self._mlp(x, mixed, layer)
+            return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
 
     def _keep_prompts(self, index: int, chunk: slice, k: torch.Tensor, v: torch.Tensor) -> None:
         """Writes keys and values of prompts, ``(rows, kv heads, tokens, head_dim)``, to the cache of a layer."""
@@ -365,10 +360,7 @@ class FusedDecoder:
         return F.linear(self._head_inputs(x), self._head).float()
 
     def _head_inputs(self, x: torch.Tensor) -> torch.Tensor:
-        normalised = self._normalised(x)
-        if self._head_gain is not None:
-            normalised = normalised * self._head_gain
-        return normalised.to(self._dtype)
+        return (self._normalised(x) * self._head_gain).to(self._dtype)
 
     def _logits_into(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Computes logits in existing memory, because faulting in new memory takes as long as filling it."""
@@ -391,14 +383,6 @@ class FusedDecoder:
         cos, sin = self._rotary(torch.empty(0, device=device), table)
         half = self._head_dim // 2
         self._rotations = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
-
-
-def _inner(model: Any) -> Any:
-    return model.get_decoder()
-
-
-def _head(model: Any) -> Any:
-    return model.get_output_embeddings()
 
 
 def _weight(module: Any) -> torch.Tensor:

@@ -9,7 +9,6 @@ from rllm_core.text import one_line
 from rllm_local.config import LocalConfig
 
 FUSED_MODEL_TYPES = ("llama", "qwen2", "qwen3")  # supported by `rllm_local.fused.FusedDecoder`
-FOLDED_HEAD_NUMBERS = 2**22  # larger heads are shared or copied unchanged
 GPU_BATCH_TOKENS = 8192
 CPU_BATCH_TOKENS = 4096  # larger batches exceed the caches: a small model takes 10 % longer with 8192
 BATCH_TOKENS_STEP = 256
@@ -193,9 +192,7 @@ def _copy_bytes(config: RunConfig, local: LocalConfig, shape: TransformerShape, 
     is_fixed = shares_weights or local.lora is not None  # embedding and head cannot change while the decoder reads them
     has_dtype = local.lora is not None or local.dtype == "float32"
     matrices = 0 if is_fixed else 1
-    if matrix <= FOLDED_HEAD_NUMBERS:
-        matrices += 1  # the head includes the gains of the last norm
-    elif not (is_fixed and has_dtype) and (is_fixed or not shape.tied):
+    if not (is_fixed and has_dtype) and (is_fixed or not shape.tied):
         matrices += 1
     return size * (shape.layers * shape.layer_parameters + matrices * matrix)
 

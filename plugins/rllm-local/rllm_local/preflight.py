@@ -34,18 +34,18 @@ def device_bytes(local: LocalConfig) -> tuple[int, int]:
     return capacity, capacity
 
 
-def attention_of(local: LocalConfig) -> str | None:
-    """Returns a line that names the attention implementation, for a dry run; None on devices without kernels."""
+def kernels_of(local: LocalConfig) -> str | None:
+    """Returns a line for a dry run that says who computes sampling; None on devices without kernels."""
     if device_of(local).type != "cpu" or local.resolved(on_gpu=False).dtype != "float32":
         return None
     if fast.is_installed():
-        return "attention on one thread: the kernels of rllm-local[fast]"
-    return "attention on one thread: torch; the extra rllm-local[fast] is not installed"
+        return "sampling on one thread: the kernels of rllm-local[fast]"
+    return "sampling on one thread: torch; the extra rllm-local[fast] is not installed"
 
 
 def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
-    """Returns a run's memory, or a line that explains why it is unknown. Also names the attention implementation."""
-    found, line = _estimated(config, local, given_bytes), attention_of(local)
+    """Returns a run's memory, or a line that explains why it is unknown. Also says who computes sampling."""
+    found, line = _estimated(config, local, given_bytes), kernels_of(local)
     if line is None:
         return found
     return f"{found}; {line}" if isinstance(found, str) else replace(found, chosen=(*found.chosen, line))

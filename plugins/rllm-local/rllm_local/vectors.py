@@ -153,17 +153,10 @@ def exp(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.add(builder.bitcast(result, _INTEGERS), shift), _FLOATS)
 
 
-def zeros(count: int) -> Any:
-    """Returns a function of compiled code that returns a tile of ``count`` vectors of zeros."""
-    return _returns(types.UniTuple(VECTOR, count))(lambda builder: ir.Constant(ir.ArrayType(_FLOATS, count), None))
-
-
-@_returns(lambda tile, *_: tile)
-def load_tile(builder: Any, tile: Any, array: Any, at: Any, stride: Any) -> Any:
-    """Returns a tile of the vectors at ``at + n * stride``, with as many as another tile."""
-    for index in range(tile.type.count):
-        tile, at = builder.insert_value(tile, _load(builder, array, at), index), builder.add(at, stride)
-    return tile
+@_returns(types.UniTuple(VECTOR, 2))
+def two_zeros(builder: Any) -> Any:
+    """Returns a tile of two vectors of zeros."""
+    return ir.Constant(ir.ArrayType(_FLOATS, 2), None)
 
 
 @_returns(lambda tile, *_: tile)
@@ -174,16 +167,6 @@ def fma_tile(builder: Any, tile: Any, value: Any, array: Any, at: Any, stride: A
         added = _call(builder, "fma", value, factor, builder.extract_value(tile, index))
         tile, at = builder.insert_value(tile, added, index), builder.add(at, stride)
     return tile
-
-
-@_returns(lambda value, *_: value)
-def fma_sum(builder: Any, value: Any, tile: Any, array: Any, at: Any, stride: Any) -> Any:
-    """Adds the sum of ``vector n * array[at + n * stride]`` over a tile to a vector."""
-    for index in range(tile.type.count):
-        factor = _spread_at(builder, array, at)
-        value = _call(builder, "fma", builder.extract_value(tile, index), factor, value)
-        at = builder.add(at, stride)
-    return value
 
 
 def _overload(symbol: Any, method: str) -> None:

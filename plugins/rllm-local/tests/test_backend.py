@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rllm_local import fused
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
@@ -243,10 +242,9 @@ async def test_lora_trains_adapters_only_and_samples_from_them(run_config: Build
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
 @pytest.mark.parametrize("generation", ["colocated", "separated"])
-async def test_a_large_head_is_copied_only_if_it_changes_while_it_is_read(
-    run_config: Build, monkeypatch: pytest.MonkeyPatch, generation: Any, lora: LoRAConfig | None
+async def test_a_head_is_copied_only_if_it_changes_while_it_is_read(
+    run_config: Build, generation: Any, lora: LoRAConfig | None
 ) -> None:
-    monkeypatch.setattr(fused, "FOLDED_HEAD_NUMBERS", 0)
     local = LocalConfig(device="cpu", generation=generation, lora=lora)
     async with started(run_config(local)) as (backend, engine):
         for step in (1, 2):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllm_local import attention, fast
-from rllm_local.attention import BlockCausalAttention, KernelAttention
+from rllm_local import attention
+from rllm_local.attention import BlockCausalAttention
 from rllm_local.config import LocalConfig
 from rllm_local.model import pass_precision, recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
@@ -309,30 +309,25 @@ def completions(lengths: Sequence[int]) -> list[TrainingSample]:
     ]
 
 
-@pytest.mark.parametrize("kind", [BlockCausalAttention, KernelAttention])
 def test_rows_of_any_length_train_alike_with_either_attention(
-    trainer: Callable[..., LocalTrainer], monkeypatch: pytest.MonkeyPatch, kind: type[torch.autograd.Function]
+    trainer: Callable[..., LocalTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "is_installed", lambda: kind is KernelAttention)
     samples = completions((40, 140, 150, 300))
     plain, blocks = trainer(), trainer()
     use_matching_attention(blocks.model, "highest")
     calls: list[torch.Size] = []
-    apply = kind.apply
-    monkeypatch.setattr(kind, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
+    apply = BlockCausalAttention.apply
+    monkeypatch.setattr(BlockCausalAttention, "apply", lambda *a: (calls.append(a[0].shape), apply(*a))[1])
     assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
     assert calls
     assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
 
 
-@pytest.mark.parametrize("has_kernels", [False, True])
 def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_attention(
     trainer: Callable[..., LocalTrainer],
     samples: list[TrainingSample],
     monkeypatch: pytest.MonkeyPatch,
-    has_kernels: bool,
 ) -> None:
-    monkeypatch.setattr(fast, "is_installed", lambda: has_kernels)
     fused: list[tuple[int, str]] = []
 
     def attend(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
@@ -340,12 +335,12 @@ def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_atte
         return sdpa_attention_forward(module, query, *arguments, **options)
 
     monkeypatch.setattr(attention, "sdpa_attention_forward", attend)
-    too_long = attention.KERNEL_TOKENS[0] + attention.TOKENS[-1]
+    too_long = 32 + attention.TOKENS[-1]
     batch = [*samples, *completions((20, 40, 140, too_long + 1))]
     plain, other = trainer(), trainer(precision="medium")
     use_matching_attention(other.model, "highest")
     assert_close(gradient(other, [batch]), gradient(plain, [batch]))
-    assert set(fused) == (set() if has_kernels else {(too_long, "highest")})
+    assert set(fused) == {(too_long, "highest")}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
