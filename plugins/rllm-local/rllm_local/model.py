@@ -28,6 +28,7 @@ from rllm_local.vision import ImageSource
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 5_000_000
+ALIGNMENT_BYTES = 64  # of memory that torch allocates
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a {kind} model: {reason}") from error
     model.to(device)  # type: ignore[arg-type]
+    # Weights lie anywhere in the file that they are read from. Products of equal numbers at another alignment can differ in
+    # their last bits, as those of a model and of its copy in an engine.
+    for weight in model.parameters():
+        if weight.data_ptr() % ALIGNMENT_BYTES:
+            weight.data = weight.data.clone()
     if config.lora is not None:
         _add_adapters(model, config.lora)
     model.train(False)
