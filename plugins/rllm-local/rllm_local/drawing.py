@@ -6,7 +6,7 @@ large vocabulary, both would take longer than the logits themselves, so:
 * The sum has two levels. Sums of blocks decide on a block, and the numbers within it on a token. Only the first level
   is rounded to float32, so the token is another one than of an exact sum only where the drawn number is closer to the
   boundary between two tokens than ``BLOCK_ROUNDING`` of the sum of the row.
-* Top-k and top-p look for the lowest weight that they keep among the largest ones, as many as it takes.
+* Top-k and top-p look for the lowest weight that they keep, without sorting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from rllm_local.memory import LARGE_VOCABULARY
 
 BLOCK_TOKENS = 512
 BLOCK_ROUNDING = 1e-6
-RANKED_TOKENS = 1024  # enough for top-p of most distributions
+DIGITS = 2**16  # per half of a float32 number
+TRUNCATED_LOGITS = 2**18  # at once; more would exceed the caches of a CPU
+GPU_TRUNCATED_LOGITS = 2**25
 
 
 class Rows:
@@ -97,23 +99,14 @@ class Rows:
 
     def _truncate(self, weights: torch.Tensor) -> None:
         """Sets weights outside top-k, then top-p, to zero in place."""
-        size = weights.shape[1]
-        top_k = torch.full_like(weights[:, :1], torch.inf) if self.top_k is None else self.top_k
-        top_p = torch.ones_like(weights[:, :1]) if self.top_p is None else self.top_p
-        is_whole = (top_k >= size) & (top_p >= 1)
-        total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-        count = max(self._most_k + 1, 1 if self.top_p is None else RANKED_TOKENS)
-        while True:
-            ranked = weights.topk(min(count, size), -1).values.double()
-            ranked.masked_fill_(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0.0)
-            before = ranked.cumsum(-1) - ranked
-            share = top_p * torch.where(top_k >= size, total, ranked.sum(-1, keepdim=True))
-            kept = (ranked > 0) & ((before < share) | (top_p >= 1))
-            if count >= size or not (kept[:, -1:] & ~is_whole).any():
-                break
-            count *= 16
-        lowest = ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True).masked_fill_(is_whole, 0.0)
-        _drop(weights, lowest.float(), (kept & (ranked == lowest)).sum(-1, keepdim=True))
+        most = GPU_TRUNCATED_LOGITS if weights.is_cuda else TRUNCATED_LOGITS
+        at_once = max(1, most // weights.shape[1])
+        for start in range(0, len(weights), at_once):
+            part, rows = weights[start : start + at_once], slice(start, start + at_once)
+            if self.top_k is not None:
+                _keep_top_k(part, self.top_k[rows], self._most_k)
+            if self.top_p is not None:
+                _keep_top_p(part, self.top_p[rows].double())
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -142,8 +135,53 @@ def _token_in_blocks(weights: torch.Tensor, sums: torch.Tensor, uniform: torch.T
     return columns.gather(2, torch.minimum(place, last)[:, :, None])[:, :, 0]
 
 
+def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor, most_k: int) -> None:
+    """Sets all weights except the ``top_k`` largest of each row, ``(rows, 1)``, to zero; infinity keeps all."""
+    most = min(most_k, weights.shape[1])
+    ranked = weights.topk(most, -1).values
+    lowest = ranked.gather(1, top_k.clamp(max=most).long() - 1).masked_fill_(top_k >= weights.shape[1], 0.0)
+    _drop(weights, lowest, top_k - (weights > lowest).sum(-1, keepdim=True))
+
+
+def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Sets all weights but the largest ones to zero, as long as larger ones sum to less than ``top_p`` of their row.
+
+    The bit patterns of non-negative float32 numbers have the same order as the numbers. Their first half selects a
+    bucket, and the second half selects the lowest weight to keep.
+
+    Args:
+        weights: ``(rows, vocabulary)``, at least 0.
+        top_p: ``(rows, 1)``, float64.
+    """
+    digits, exact = weights.view(torch.int32), weights.double()
+    limit = torch.where(top_p < 1, top_p * exact.sum(-1, keepdim=True), torch.inf)
+    high = digits >> 16
+    bucket, above = _lowest_kept(high, exact, torch.zeros_like(limit), limit)
+    rest, above = _lowest_kept(digits & (DIGITS - 1), exact.mul_(high == bucket), above, limit)
+    lowest = (bucket * DIGITS + rest).int().view(torch.float32)
+    _drop(weights, lowest, ((limit - above) / lowest).ceil())
+
+
 def _drop(weights: torch.Tensor, lowest: torch.Tensor, count: torch.Tensor) -> None:
     """Sets weights to zero if they are below the lowest, or equal to it but not among the first ``count``."""
     is_lowest = weights == lowest
     is_late = is_lowest.cumsum(-1, dtype=torch.int32) > count
     weights.masked_fill_((weights < lowest).logical_or_(is_late.logical_and_(is_lowest)), 0.0)
+
+
+def _lowest_kept(
+    digits: torch.Tensor, measure: torch.Tensor, above: torch.Tensor, limit: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the lowest digits with less than the limit above them, and the sum above them, both ``(rows, 1)``.
+
+    Args:
+        digits: ``(rows, vocabulary)``.
+        measure: Numbers to sum, ``(rows, vocabulary)``.
+        above: Sum above all of these digits, ``(rows, 1)``.
+        limit: ``(rows, 1)``.
+    """
+    sums = torch.zeros(len(digits), DIGITS, dtype=torch.float64, device=digits.device)
+    reached = above + sums.scatter_add_(1, digits.long(), measure).flip(1).cumsum(1).flip(1)
+    beyond = torch.cat([reached[:, 1:], above], 1)
+    lowest = (beyond >= limit).sum(1, keepdim=True)
+    return lowest, beyond.gather(1, lowest)

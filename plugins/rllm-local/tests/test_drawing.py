@@ -91,7 +91,7 @@ def kept_by_sorting(weights: torch.Tensor, top_k: float, top_p: float) -> torch.
 def test_truncation_keeps_what_a_sort_keeps(
     top_k: int, top_p: float, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "RANKED_TOKENS", 100)  # so that most cases need more
+    monkeypatch.setattr(drawing, "TRUNCATED_LOGITS", 2 * 20_011)  # two rows at once
     # Rounded logits give many equal weights, of which the first ones are kept.
     logits = (logits_of(5, 20_011, spread) * 8).round() / 8
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
