@@ -109,8 +109,8 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a {kind} model: {reason}") from error
     model.to(device)  # type: ignore[arg-type]
-    # Weights lie anywhere in the file that they are read from. Products of equal numbers at another alignment can differ in
-    # their last bits, as those of a model and of its copy in an engine.
+    # Weights lie anywhere in the file that they are read from. Products of equal numbers at another alignment can
+    # differ in their last bits, as those of a model and of its copy in an engine.
     for weight in model.parameters():
         if weight.data_ptr() % ALIGNMENT_BYTES:
             weight.data = weight.data.clone()
