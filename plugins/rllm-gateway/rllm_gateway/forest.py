@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,10 +86,6 @@ class Forest:
             if answer.is_delivered or answer.after:
                 yield answer
             waiting.extend(reversed(answer.after))
-
-    def roots_by_model(self) -> Counter[str]:
-        """Number of roots per model name."""
-        return Counter(root.model for root in self.roots)
 
 
 def is_rewritten(answer: AnswerNode, shown: Mapping[str, Any]) -> bool:
