@@ -182,7 +182,7 @@ def test_two_steps_of_training_over_two_servers(rllm_core, tmp_path):
 @pytest.mark.slow
 @pytest.mark.by_hand
 def test_calls_over_two_servers_are_learned(rllm_core, tmp_path):
-    """By chance, one question in 36 is solved. After 60 of the full 160 steps, at least one in five.
+    """By chance, one question in 36 is solved. After 60 of the full 200 steps, at least one in five.
 
     By hand, because rollouts over servers equal those of the built-in tools, whose calls another test learns.
     """
