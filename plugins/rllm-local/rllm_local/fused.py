@@ -56,9 +56,10 @@ class _Weights(NamedTuple):
 class FusedDecoder:
     """Decodes dense Llama, Qwen2 and Qwen3 models with few, large operations on a snapshot of their weights.
 
-    One product computes q, k and v, and another computes gate and up. Gains of norms and the attention scale are folded
-    into the weights that follow them. The two halves that rotary embeddings pair are interleaved, so that rotating
-    queries and keys is one complex product. Adapters are merged.
+    One product computes q, k and v, and another computes gate and up. Gains of a layer's norms and the attention scale
+    are folded into the weights that follow them; the gain of the last norm is not, so that the head needs no copy. The
+    two halves that rotary embeddings pair are interleaved, so that rotating queries and keys is one complex product.
+    Adapters are merged.
 
     In bfloat16, sums over layers and attention scores have the same precision as in training.
 
