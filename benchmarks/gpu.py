@@ -2,15 +2,17 @@
 
     python -m benchmarks.gpu                          # ten minutes on one GPU
     python -m benchmarks.gpu --trl-python PYTHON      # if TRL needs another vLLM than verl
+    python -m benchmarks.gpu --trl-sampler transformers --sides local trl   # without vLLM and verl
     python -m benchmarks.gpu --tiny-cpu               # sides local and trl, with a tiny model on a CPU
 
-No GPU has run it yet. All sides train the same model: the shape of Qwen2.5-0.5B with a vocabulary of 151,936 and
-random weights, with 256 completions of exactly 256 tokens per step (see `endless`). Weights are float32, and passes are
-computed in bfloat16. TRL samples with vLLM in its own process. The sides run one after the other, because two would
-not have the memory that each has alone; a side that fails or has no time left does not stop the others.
+All sides train the same model: the shape of Qwen2.5-0.5B with a vocabulary of 151,936 and random weights, with 256
+completions of exactly 256 tokens per step (see `endless`). Weights are float32, and passes are computed in bfloat16.
+TRL samples with vLLM in its own process, or with transformers (``--trl-sampler``). The sides run one after the other,
+because two would not have the memory that each has alone; a side that fails or has no time left does not stop the
+others.
 
 Figures: ``local_steps_per_second_over_trl`` and ``verl_seconds_per_step_over_main_ppo``, of medians of wall times;
-``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side; ``failed`` by side, if any.
+``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side; ``trl_sampler``; ``failed`` by side, if any.
 
 Run it in the environment of ``rllm-verl[gpu]`` with ``rllm-local``, ``rllm-workflows``, TRL and datasets.
 ``--tiny-cpu`` samples with transformers on TRL's side, and enters ``.venv-bench``; its figures say nothing about GPUs.
@@ -73,12 +75,14 @@ def plan(sides: Sequence[str], minutes: float) -> list[Turn]:
     return [Turn(side, seconds) for side in sides]
 
 
-def request_of(side: str, model: Path, device: str, ray_address: str) -> Row:
+def request_of(side: str, model: Path, device: str, ray_address: str, trl_sampler: str = "vllm") -> Row:
     """Returns what a side is asked to train."""
     workload, steps = "gpu" if device == "cuda" else "gpu_tiny", WARM_UP_STEPS + MAX_STEPS
     asked = {"model": str(model), "seed": 0, "steps": steps, "device": device}
     if side in VERL_SIDES:
         return {**asked, "side": VERL_SIDES[side], "name": workload, "ray_address": ray_address}
+    if side == "trl":
+        asked["sampler"] = "transformers" if device == "cpu" else trl_sampler
     return {**asked, "workload": workload}
 
 
@@ -89,15 +93,15 @@ def train(turn: Turn, request: Row, python: str, trials: RawTrials) -> None:
     limit = Timer(turn.seconds, side.kill)
     limit.start()
     steps = 0
+    sampler = {"sampler": request["sampler"]} if "sampler" in request else {}
     try:
         with side:
             side.begin(request)
             while steps < request["steps"]:
                 row = side.step()
                 steps += 1
-                trials.add(
-                    {"kind": "step", "side": turn.side, **row, "gpu_memory_mb": gpu_memory_mb(request["device"])}
-                )
+                memory = {"gpu_memory_mb": gpu_memory_mb(request["device"])}
+                trials.add({"kind": "step", "side": turn.side, **sampler, **row, **memory})
             side.end()
     except SideError as error:
         is_late = time.monotonic() >= until
@@ -154,7 +158,8 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
         with ray_cluster(sides) as address:
             for turn in turns:
                 python = options.trl_python if turn.side == "trl" else sys.executable
-                train(turn, request_of(turn.side, model, device, address), python, trials)
+                request = request_of(turn.side, model, device, address, options.trl_sampler)
+                train(turn, request, python, trials)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -179,6 +184,8 @@ def figures(rows: Sequence[Row]) -> Figures:
     }
     memory = {side: [row["gpu_memory_mb"] for row in timed[side] if row["gpu_memory_mb"]] for side in seconds}
     found["gpu_memory_mb"] = {side: max(values) for side, values in memory.items() if values}
+    samplers = [row["sampler"] for row in timed["trl"] if "sampler" in row]
+    found |= {"trl_sampler": samplers[0]} if samplers else {}
     failed = {row["side"]: row["reason"] for row in of_kind(rows, "failed")}
     return found | ({"failed": failed} if failed else {})
 
@@ -190,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sides", nargs="+", choices=list(MODULES), help="what to train (default all)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time of all sides together")
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL and vLLM")
+    parser.add_argument("--trl-sampler", choices=("vllm", "transformers"), default="vllm", help="what TRL samples with")
     parser.add_argument("--tiny-cpu", action="store_true", help="train a tiny model on the CPU, without vLLM and verl")
     options, others = parser.parse_known_args(given)
     if not any(argument.startswith("--from-raw") for argument in others):

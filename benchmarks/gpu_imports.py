@@ -56,9 +56,9 @@ def cupy_has_nccl() -> str:
 
 
 def vllm_imports() -> str:
-    """Imports vLLM's compiled kernels."""
+    """Imports vLLM's compiled kernels, whose modules have other names from release to release."""
     import vllm
-    import vllm._C
+    import vllm.platforms.cuda
 
     return str(vllm.__version__)
 

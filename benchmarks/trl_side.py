@@ -3,7 +3,8 @@
 Everything that affects the computation is equal: model folder, chat template, tasks and their order, batch, lengths,
 sampling, advantages (group mean and standard deviation), one update per batch, token-mean loss, AdamW, float32. TRL's
 additional work, such as logging the entropy, is left in. TRL generates with transformers, logs every 10 steps, and
-saves nothing during training. On a GPU, it generates with vLLM in its own process, and computes in bfloat16.
+saves nothing during training. On a GPU, it computes in bfloat16, and generates with vLLM in its own process, or with
+transformers where it is asked to.
 """
 
 from __future__ import annotations
@@ -76,22 +77,34 @@ class _Rewards:
         return 0.0 if is_cut_off else sort.score(text.strip(), data["answer"])
 
 
-VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
-ON_DEVICE: dict[str, dict[str, Any]] = {
-    "cpu": {"use_cpu": True, "bf16": False, "use_vllm": False, "dataloader_pin_memory": False},
-    "cuda": {"use_cpu": False, "bf16": True, **VLLM},
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "transformers": {"use_vllm": False},
+    "vllm": {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_max_model_length": 1024,
+    },
 }
+ON_DEVICE: dict[str, dict[str, Any]] = {
+    "cpu": {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False},
+    "cuda": {"use_cpu": False, "bf16": True},
+}
+MAX_GPU_ROWS = 64
+"""Sequences per pass on a GPU. TRL keeps the logits of all their tokens several times: over 100 GB for 256."""
 
 
-def grpo_config(config: RunConfig, folder: str, device: str = "cpu") -> GRPOConfig:
-    """Converts the run file to TRL's configuration."""
+def grpo_config(config: RunConfig, folder: str, device: str = "cpu", sampler: str = "transformers") -> GRPOConfig:
+    """Converts the run file to TRL's configuration; ``sampler`` is a key of `SAMPLERS`."""
     training, optimizer, rollout = config.training, config.optimizer, config.rollout
+    sequences = training.groups_per_step * training.rollouts_per_group
+    passes = -(-sequences // MAX_GPU_ROWS) if device == "cuda" else 1
     return GRPOConfig(
         output_dir=folder,
         seed=training.seed,
         max_steps=training.steps,
-        per_device_train_batch_size=training.groups_per_step * training.rollouts_per_group,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=sequences // passes,
+        gradient_accumulation_steps=passes,
         num_generations=training.rollouts_per_group,
         num_iterations=1,
         shuffle_dataset=False,
@@ -117,6 +130,7 @@ def grpo_config(config: RunConfig, folder: str, device: str = "cpu") -> GRPOConf
         report_to=[],
         disable_tqdm=True,
         **ON_DEVICE[device],
+        **SAMPLERS[sampler],
     )
 
 
@@ -155,7 +169,7 @@ def train(request: Row, gate: Gate) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32),
-            args=grpo_config(config, folder, device),
+            args=grpo_config(config, folder, device, request.get("sampler", "transformers")),
             reward_funcs=rewards,
             train_dataset=Dataset.from_list(
                 [

@@ -67,6 +67,7 @@ def test_figures_leave_out_warm_up_and_name_what_failed() -> None:
     both = gpu.figures([*rows[:-1], *steps("main_ppo", [1, 1, 4, 4])])
     assert both["verl_seconds_per_step_over_main_ppo"] == 1.25
     assert "failed" not in both
+    assert gpu.figures(steps("trl", [1, 1, 4], sampler="vllm"))["trl_sampler"] == "vllm"
     assert gpu.figures(steps("local", [1.0, 1.0])) == {
         "timed_steps": {}, "step_ms": {}, "tokens_per_second": {}, "gpu_memory_mb": {}
     }  # fmt: skip
@@ -77,7 +78,14 @@ def test_every_side_is_asked_for_the_same_model() -> None:
     assert {request["model"] for request in asked} == {"/model"}
     assert {request.get("workload", request.get("name")) for request in asked} == {"gpu"}
     assert [request.get("side") for request in asked] == [None, None, "ours", "main_ppo"]
-    assert gpu.request_of("trl", Path("/model"), "cpu", "")["workload"] == "gpu_tiny"
+    tiny = gpu.request_of("trl", Path("/model"), "cpu", "")
+    assert (tiny["workload"], tiny["sampler"]) == ("gpu_tiny", "transformers")
+    assert [
+        gpu.request_of("trl", Path("/model"), "cuda", "", *given)["sampler"] for given in ((), ("transformers",))
+    ] == [
+        "vllm",
+        "transformers",
+    ]
 
 
 @pytest.mark.slow

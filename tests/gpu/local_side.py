@@ -17,7 +17,14 @@ from rllm_local.config import LocalConfig
 from rllm_local.drawing import Rows
 from rllm_local.engine import LocalEngine
 from rllm_local.fused import FusedDecoder
-from rllm_local.model import autocast_dtype, load_model, make_decoder, max_cache_positions, recompute_layers
+from rllm_local.model import (
+    autocast_dtype,
+    load_model,
+    make_decoder,
+    max_cache_positions,
+    recompute_layers,
+    settings_for,
+)
 from rllm_local.sampler import Completion, Request, generate
 from rllm_local.training import LocalTrainer
 
@@ -30,7 +37,7 @@ PROMPT_TOKENS = 24
 
 
 class Side:
-    """A model on a device, with its trainer and decoder.
+    """A model on a device, with its trainer and decoder. Sets what the backend sets in torch.
 
     Args:
         folder: Model.
@@ -40,6 +47,7 @@ class Side:
     def __init__(self, folder: Path, local: LocalConfig) -> None:
         self.local = local
         self.model = load_model(folder, local)
+        settings_for(self.model, local).apply()
         self.device = self.model.device
         config: Any = self.model.config
         self.vocabulary: int = config.vocab_size

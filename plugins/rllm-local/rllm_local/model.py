@@ -37,17 +37,20 @@ class TorchSettings:
 
     threads: int
     matmul_precision: str
+    cudnn_attention: bool
 
     @classmethod
     def current(cls) -> TorchSettings:
         """Returns the current settings."""
-        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision())
+        cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        return cls(torch.get_num_threads(), torch.get_float32_matmul_precision(), cudnn_attention)
 
     def apply(self) -> None:
         """Applies these settings."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cuda.enable_cudnn_sdp(self.cudnn_attention)
 
 
 def runs_on_gpu(config: LocalConfig) -> bool:
@@ -145,7 +148,7 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
 
 
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
-    """Returns threads and matmul precision for a model.
+    """Returns threads, matmul precision and attention for a model.
 
     Small models run on one thread: their operations are too short to be worth sharing, and a second thread that waits
     for a busy core slows them down. Concurrent workers divide the threads between them.
@@ -153,6 +156,9 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     The precision ``medium`` lets oneDNN compute float32 products. On some CPUs this is up to twice as fast for large
     products, but slower for small ones of varying shape. Other CPUs round to bfloat16, which the probe detects. The
     choice depends on the model and the CPU, never on timing. On a GPU, ``high`` computes float32 products with TF32.
+
+    cuDNN plans its attention again for every new shape, which takes up to a second, and each token to sample and each
+    batch to train has a new one. torch prefers cuDNN on some GPUs, so it is switched off.
     """
     small = model.num_parameters() < SMALL_MODEL_PARAMETERS
     workers = 2 if config.generation == "separated" else 1
@@ -163,7 +169,7 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     elif precision == "auto":
         exact = model.device.type == "cpu" and not small and is_exact("medium")
         precision = "medium" if exact else "highest"
-    return TorchSettings(threads, precision)
+    return TorchSettings(threads, precision, cudnn_attention=False)
 
 
 def pass_precision(model: PreTrainedModel, config: LocalConfig) -> str | None:

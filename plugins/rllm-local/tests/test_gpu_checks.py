@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rllm_local.config import LocalConfig
+from rllm_local.model import TorchSettings
 from transformers import AutoConfig, AutoModelForCausalLM
 
 # Last, because the folder has a conftest.py, which others import by this name.
@@ -19,6 +20,13 @@ import local_side
 from local_side import Side
 
 VOCABULARY = 20_011
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _restored_settings() -> Iterator[None]:
+    before = TorchSettings.current()
+    yield
+    before.apply()
 
 
 @pytest.fixture(scope="module")

@@ -258,6 +258,13 @@ def test_large_models_share_the_threads(model_folder: Path, monkeypatch: pytest.
     assert settings_for(model, SEPARATED.model_copy(update={**given, "threads": 3})).threads == 3
 
 
+async def test_attention_of_cudnn_is_off_during_a_run(run_config: Build) -> None:
+    assert torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    async with started(run_config(SEPARATED)):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Whole runs
 
