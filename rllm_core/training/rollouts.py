@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.algorithms.advantages import RoleEstimators
@@ -78,7 +78,7 @@ class Rollout:
     episode: Episode
     is_final: bool = False
     calls: CallTimes | None = None
-    failed: list[Episode] = field(default_factory=list)
+    failed: tuple[Episode, ...] = ()
 
 
 class RolloutRunner:
@@ -160,7 +160,7 @@ class RolloutRunner:
         Raises:
             UserError: If only the user can fix the problem, so that a retry is useless.
         """
-        failed: list[Episode] = []
+        failed: tuple[Episode, ...] = ()
         while True:
             started(key)
             attempt = await self.attempt(task, key)
@@ -170,7 +170,7 @@ class RolloutRunner:
             if not attempt.episode.termination_reason.is_failure or not may_retry:
                 attempt.failed = failed
                 return attempt
-            failed.append(attempt.episode)
+            failed += (attempt.episode,)
             key = replace(key, attempt=key.attempt + 1)
 
     async def attempt(self, task: Task, key: RolloutKey) -> Rollout:
