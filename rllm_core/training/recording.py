@@ -204,7 +204,7 @@ class Recording:
             numbers.get(id(trajectory)) or [[None] * len(trajectory.steps)] * len(names)
             for trajectory in episode.trajectories
         ]
-        of_names = dict(zip(names, zip(*trajectories, strict=True), strict=False))  # no trajectories, no values
+        of_names = {name: [each[at] for each in trajectories] for at, name in enumerate(names)}
         return RecordedRollout(episode, "trained", "trained", **of_names)
 
     def _write(self, group: RecordedGroup, calls: Mapping[int, CallTimes]) -> None:
@@ -251,7 +251,7 @@ def _measured(
 
 def _check(samples: Sequence[TrainingSample], of_backend: Sequence[TokenMeasures]) -> None:
     reported = [
-        (what, values, sample.sampled_tokens)
+        (what, values, len(sample.advantages))
         for sample, each in zip(samples, of_backend, strict=True)
         for what, values in (("trainer logprobs", each.logprobs), ("entropies", each.entropies))
         if values is not None
