@@ -22,7 +22,7 @@ from rllm_core.records import Record
 from rllm_core.run_folder.token_values import read_values, written_values
 from rllm_core.step_differences import differences
 from rllm_core.tokens import packed, starts_with, unpacked
-from rllm_core.types import Episode, Floats, Step, Task, Trajectory
+from rllm_core.types import Episode, Floats, Step, Task, TokenIds, Trajectory
 
 _PACKED = frozenset(("prompt_ids", "completion_ids", "logprobs"))
 
@@ -191,6 +191,7 @@ class _Line:
     task_id: str
     weight_version: int | None
     first: dict[int, Step] = field(default_factory=dict)
+    _ids: dict[int, TokenIds] = field(default_factory=dict)
 
     def of_episode(self, episode: Episode) -> dict[str, Any]:
         """Returns the episode as JSON data."""
@@ -208,8 +209,11 @@ class _Line:
 
     def _shared(self, number: int, opening: Step) -> Sequence[str]:
         """Returns the fields of a trajectory's first step that an earlier episode has already written."""
-        earlier = self.first.setdefault(number, opening)
-        return SHARED_FIELDS if earlier is not opening and _same_prompt(earlier, opening) else ()
+        earlier = self.first.get(number)
+        if earlier is None:
+            self.first[number], self._ids[number] = opening, opening.prompt_ids
+            return ()
+        return SHARED_FIELDS if _same_prompt(earlier, self._ids[number], opening) else ()
 
     def _of_step(
         self, step: Step, before: Step | None, continued: Mapping[str, Any], shared: Sequence[str]
@@ -332,8 +336,8 @@ def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | N
     return zip(trajectory.steps, before, differences(trajectory.steps), strict=False)
 
 
-def _same_prompt(one: Step, other: Step) -> bool:
-    ids, others = one.prompt_ids, other.prompt_ids
+def _same_prompt(one: Step, ids: TokenIds, other: Step) -> bool:
+    others = other.prompt_ids
     return (
         len(ids) == len(others)
         and starts_with(ids, others)

@@ -124,10 +124,12 @@ class Recording:
         """
         if not self._groups:
             return []
+        trained = []
         for group in consumed:
-            if group.filtered is not None:
+            if group.filtered is None:
+                trained.append(group)
+            else:
                 self.filtered(group, group.filtered, step=step)
-        trained = [group for group in consumed if group.filtered is None]
         taken = chosen(lambda position: _rewards(trained[position]), len(trained), self._groups, step - 1)
         selected = [(trained[position], rule) for position, rule in taken]
         of_group: dict[int, list[TrainingSample]] = {group.ordinal: [] for group, _ in selected}
@@ -214,7 +216,7 @@ class Recording:
         self._lines[INDEX].write_text(_line(IndexedGroup.of(group, offset, groups.size - offset - 1).to_json()))
         episodes = [rollout.episode for rollout in group.rollouts]
         timings = [
-            _line({"rollout": episode.rollout_id, **calls[episode.rollout_index].to_dict()})
+            _line({"rollout": episode.rollout_id} | calls[episode.rollout_index].to_dict())
             for episode in episodes
             if episode.rollout_index in calls
         ]
@@ -235,7 +237,8 @@ def _measured(
     samples: Sequence[TrainingSample], corrections: Mapping[str, Floats], computed: Mapping[str, TokenMeasures]
 ) -> Measured:
     of_backend = [computed.get(sample.sample_id, _NOTHING) for sample in samples]
-    _check(samples, of_backend)
+    if computed:
+        _check(samples, of_backend)
     found: dict[str, Sequence[Floats | None]] = {
         "advantages": [sample.advantages for sample in samples],
         "corrections": [corrections.get(sample.sample_id) for sample in samples] if corrections else [],
