@@ -299,7 +299,9 @@ def _with_values(rollouts: Sequence[RecordedRollout], written: Mapping[str, Any]
             for name, each in values.items()
         }
         known: dict[str, Any] = {
-            name: each for name, each in of_rollout.items() if rollout.advantages or _has_any(each)
+            name: each
+            for name, each in of_rollout.items()
+            if rollout.advantages or any(value is not None for of_steps in each for value in of_steps)
         }
         result.append(replace(rollout, **known))
     return result
@@ -323,10 +325,6 @@ def _of_steps(rollouts: Sequence[RecordedRollout], name: str) -> list[Floats | N
         else:
             values += [None] * sum(len(trajectory.steps) for trajectory in rollout.episode.trajectories)
     return values
-
-
-def _has_any(numbers: Sequence[PerStep]) -> bool:
-    return any(of_step is not None for of_trajectory in numbers for of_step in of_trajectory)
 
 
 def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | None, Mapping[str, Any]]]:
