@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rllm_core.costs import Tally
+from rllm_core.messages import well_formed
 
 if TYPE_CHECKING:
     from rllm_core.engine.answers import Answer
@@ -57,7 +58,7 @@ class CallTimes:
         calls = [
             {
                 "kind": call.kind,
-                **({"name": call.name} if call.name else {}),
+                **({"name": well_formed(call.name)} if call.name else {}),
                 "start": round(call.start, 6),
                 "seconds": round(call.seconds, 6),
             }

@@ -33,6 +33,8 @@ def segments(steps: Sequence[Step]) -> list[list[int]]:
     The prefix is checked regardless of the steps' own segment numbers. A mismatch starts a new segment, so no token is
     lost.
     """
+    if len(steps) == 1:  # fast path: such trajectories dominate the time that short rollouts take
+        return [[0]]
     result: list[list[int]] = []
     for position, step in enumerate(steps):
         if position and step.segment == steps[position - 1].segment and step.continues(steps[position - 1]):
@@ -136,6 +138,8 @@ def per_step(
     Returns:
         Per step ``(completion_tokens,)``, or None for a step without values.
     """
+    if len(trained) == len(trajectory.steps) == 1:  # fast path: there is nothing to split
+        return list(values)
     result: list[Floats | None] = [None] * len(trajectory.steps)
     for segment, of_sample in zip(trained, values, strict=True):
         if of_sample is None:

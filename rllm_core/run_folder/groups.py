@@ -2,7 +2,8 @@
 
 A line leaves out everything that its reader can restore: fields with their default value, the prompt that rollouts
 share, and the part of a conversation that a step continues. Token ids and other numbers are packed
-(`rllm_core.tokens.packed`).
+(`rllm_core.tokens.packed`), and all values of tokens but the advantages are compressed together
+(`rllm_core.run_folder.token_values`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,9 +19,12 @@ import numpy as np
 from pydantic_core import PydanticUndefined, to_json
 
 from rllm_core.records import Record
+from rllm_core.run_folder.token_values import read_values, written_values
 from rllm_core.step_differences import differences
 from rllm_core.tokens import packed, starts_with, unpacked
-from rllm_core.types import Episode, Floats, Step, Task, Trajectory
+from rllm_core.types import Episode, Floats, Step, Task, TokenIds, Trajectory
+
+_PACKED = frozenset(("prompt_ids", "completion_ids", "logprobs"))
 
 SHARED_FIELDS = ("messages", "tools", "prompt_ids", "prompt_media")
 """Fields of a conversation's first step that rollouts of a group usually share."""
@@ -30,6 +34,8 @@ RULES = ("first", "best", "worst", "divided")
 
 MEASURES = ("advantages", "corrections", "trainer_logprobs", "entropies")
 """Names of the per-token values that a rollout may have for its trained tokens."""
+
+_OF_GROUP = MEASURES[1:]  # written once for the group; most advantages are a single number per step
 
 PerStep = Sequence[Floats | None]
 """Values of shape ``(completion_tokens,)`` for each step of a trajectory; None for a step that was not trained."""
@@ -100,13 +106,15 @@ class RecordedGroup:
             if (rollout.outcome, rollout.reason) != (self.outcome, self.reason):
                 row |= {"outcome": rollout.outcome, "reason": rollout.reason}
             row["episode"] = line.of_episode(rollout.episode)
-            for name in MEASURES:
-                if numbers := getattr(rollout, name):
-                    row[name] = [[_numbers(of_step) for of_step in of_trajectory] for of_trajectory in numbers]
+            if rollout.advantages:
+                row["advantages"] = [[_numbers(of_step) for of_step in each] for each in rollout.advantages]
             rollouts.append(row)
         head = {name: getattr(self, name) for name in ("step", "group", "kept", "outcome", "reason", "weight_version")}
         task = {"task_id": self.task.task_id, "data": self.task.data}
-        return to_json({**head, "task": task, "rollouts": rollouts}).decode()
+        content = {**head, "task": task, "rollouts": rollouts}
+        if values := _values(self.rollouts):
+            content["values"] = values
+        return to_json(content).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RecordedGroup:
@@ -120,6 +128,8 @@ class RecordedGroup:
         line = _Line(task.task_id, written["weight_version"])
         shared = {"outcome": written["outcome"], "reason": written["reason"]}
         rollouts = [_rollout(shared | row, line) for row in written.pop("rollouts")]
+        if values := written.pop("values", None):
+            rollouts = _with_values(rollouts, values)
         return cls(**written | {"task": task, "rollouts": rollouts})
 
 
@@ -181,6 +191,7 @@ class _Line:
     task_id: str
     weight_version: int | None
     first: dict[int, Step] = field(default_factory=dict)
+    _ids: dict[int, TokenIds] = field(default_factory=dict)
 
     def of_episode(self, episode: Episode) -> dict[str, Any]:
         """Returns the episode as JSON data."""
@@ -198,8 +209,11 @@ class _Line:
 
     def _shared(self, number: int, opening: Step) -> Sequence[str]:
         """Returns the fields of a trajectory's first step that an earlier episode has already written."""
-        earlier = self.first.setdefault(number, opening)
-        return SHARED_FIELDS if earlier is not opening and _same_prompt(earlier, opening) else ()
+        earlier = self.first.get(number)
+        if earlier is None:
+            self.first[number], self._ids[number] = opening, opening.prompt_ids
+            return ()
+        return SHARED_FIELDS if _same_prompt(earlier, self._ids[number], opening) else ()
 
     def _of_step(
         self, step: Step, before: Step | None, continued: Mapping[str, Any], shared: Sequence[str]
@@ -267,6 +281,52 @@ def _rollout(row: Mapping[str, Any], line: _Line) -> RecordedRollout:
     return RecordedRollout(episode, row["outcome"], row["reason"], **numbers)
 
 
+def _values(rollouts: Sequence[RecordedRollout]) -> dict[str, Any] | None:
+    names = [name for name in _OF_GROUP if any(getattr(rollout, name) for rollout in rollouts)]
+    if not names:
+        return None
+    return written_values({name: _of_steps(rollouts, name) for name in names}, _steps(rollouts), _trained(rollouts))
+
+
+def _with_values(rollouts: Sequence[RecordedRollout], written: Mapping[str, Any]) -> list[RecordedRollout]:
+    """Inverts `_values`."""
+    found = read_values(written, _steps(rollouts), _trained(rollouts))
+    values = {name: iter(found[name]) for name in _OF_GROUP if name in found}
+    result = []
+    for rollout in rollouts:
+        of_rollout = {
+            name: [[next(each) for _ in trajectory.steps] for trajectory in rollout.episode.trajectories]
+            for name, each in values.items()
+        }
+        known: dict[str, Any] = {
+            name: each
+            for name, each in of_rollout.items()
+            if rollout.advantages or any(value is not None for of_steps in each for value in of_steps)
+        }
+        result.append(replace(rollout, **known))
+    return result
+
+
+def _steps(rollouts: Sequence[RecordedRollout]) -> list[Step]:
+    return [step for rollout in rollouts for trajectory in rollout.episode.trajectories for step in trajectory.steps]
+
+
+def _trained(rollouts: Sequence[RecordedRollout]) -> list[int]:
+    """Returns the positions of the steps with advantages among those of the group."""
+    return [at for at, advantages in enumerate(_of_steps(rollouts, "advantages")) if advantages is not None]
+
+
+def _of_steps(rollouts: Sequence[RecordedRollout], name: str) -> list[Floats | None]:
+    values: list[Floats | None] = []
+    for rollout in rollouts:
+        if numbers := getattr(rollout, name):
+            for of_trajectory in numbers:
+                values += of_trajectory
+        else:
+            values += [None] * sum(len(trajectory.steps) for trajectory in rollout.episode.trajectories)
+    return values
+
+
 def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | None, Mapping[str, Any]]]:
     if len(trajectory.steps) == 1:  # fast path: such calls dominate the time that short rollouts take
         return [(trajectory.steps[0], None, {})]
@@ -274,8 +334,8 @@ def _with_continuations(trajectory: Trajectory) -> Iterable[tuple[Step, Step | N
     return zip(trajectory.steps, before, differences(trajectory.steps), strict=False)
 
 
-def _same_prompt(one: Step, other: Step) -> bool:
-    ids, others = one.prompt_ids, other.prompt_ids
+def _same_prompt(one: Step, ids: TokenIds, other: Step) -> bool:
+    others = other.prompt_ids
     return (
         len(ids) == len(others)
         and starts_with(ids, others)
@@ -285,17 +345,18 @@ def _same_prompt(one: Step, other: Step) -> bool:
     )
 
 
-def _fields(record: Record, left_out: Sequence[str]) -> dict[str, Any]:
+def _fields(record: Record, left_out: tuple[str, ...]) -> dict[str, Any]:
     """Returns the fields that differ from their default, as JSON data."""
     written: dict[str, Any] = {}
-    defaults = _defaults(type(record))
-    for name, stored in record.__dict__.items():
-        default = defaults[name]
-        if stored is default or name in left_out:
+    stored = record.__dict__
+    for name, default in _defaults(type(record), left_out):
+        value = stored[name]
+        if value is default:
             continue
-        value = getattr(record, name)  # a field of ids may store a span
-        if isinstance(value, np.ndarray):
-            written[name] = packed(value) if name.endswith("ids") or name == "logprobs" else _numbers(value)
+        if name in _PACKED:
+            written[name] = packed(getattr(record, name))  # a field of ids may store a span
+        elif type(value) is np.ndarray:
+            written[name] = _numbers(value)
         elif value != default:
             written[name] = [one.model_dump() for one in value] if name == "prompt_media" else value
     if "messages" in written:
@@ -304,19 +365,25 @@ def _fields(record: Record, left_out: Sequence[str]) -> dict[str, Any]:
 
 
 @cache
-def _defaults(kind: type[Record]) -> dict[str, Any]:
-    found = {name: one.get_default(call_default_factory=True) for name, one in kind.model_fields.items()}
-    return {name: None if default is PydanticUndefined else default for name, default in found.items()}
+def _defaults(kind: type[Record], left_out: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    if left_out:
+        return [(name, default) for name, default in _defaults(kind) if name not in left_out]
+    found = [(name, one.get_default(call_default_factory=True)) for name, one in kind.model_fields.items()]
+    return [(name, None if value is PydanticUndefined else value) for name, value in found]
 
 
 def _numbers(array: Floats | None) -> Any:
     """Returns a single number if all are equal, otherwise the packed array."""
     if array is None:
         return None
-    # Most arrays differ at their ends; argmin and argmax avoid the setup cost of a reduction.
-    if array.size and array.item(0) == array.item(-1) and array.item(array.argmin()) == array.item(array.argmax()):
+    if array.size and (array.strides == (0,) or _is_uniform(array)):
         return float(str(array[0]))  # the fewest digits that restore a float32
     return packed(array)
+
+
+def _is_uniform(array: Floats) -> bool:
+    # Most arrays differ at their ends; argmin and argmax avoid the setup cost of a reduction.
+    return array.item(0) == array.item(-1) and array.item(array.argmin()) == array.item(array.argmax())
 
 
 def _per_step(written: Sequence[Sequence[Any]], episode: Episode) -> list[PerStep]:

@@ -40,8 +40,8 @@ class TokenTexts:
         ids = _ids(episodes)
         if ids.size and ids.item(ids.argmax()) < len(self._is_known):
             ids = ids[~self._is_known[ids]]
-        new = self._know(ids) if ids.size else []
-        self._lines.write_all(_line(number, self._spell(number)) for number in new)
+        if ids.size:
+            self._lines.write_all(_line(number, self._spell(number)) for number in self._know(ids))
 
     def _know(self, ids: TokenIds | list[int]) -> list[int]:
         """Marks ids as known, and returns the newly marked ones, sorted."""

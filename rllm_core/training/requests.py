@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import types
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
@@ -17,11 +16,9 @@ from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.slices import Slices
 from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import contained, stop
+from rllm_core.training.garbage import YoungGarbage
 from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 
-# Python collects young garbage only after many more objects were created than freed. If rollouts end as fast as they
-# start, this never happens, and garbage piles up until one collection blocks the event loop for 0.1 s.
-ANSWERS_PER_COLLECTION = 512
 # Answers that arrive together are handed to their rollouts in slices: each rollout then runs until its next request,
 # which takes about 0.1 ms and blocks everything else on the event loop.
 ANSWERS_PER_ROUND = 128
@@ -117,6 +114,7 @@ class RequestMerger:
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
         is_settled: See `rllm_core.hosts.contract.RolloutHost`.
         outside: Function that returns the number of calls to tools and reward functions in progress.
+        garbage: Garbage of the answers, if something else collects it, too.
 
     Attributes:
         unmerged: Source for prompts that no other request is likely to have, such as those of later turns.
@@ -130,6 +128,7 @@ class RequestMerger:
         lockstep: bool,
         is_settled: Callable[[], bool] = lambda: True,
         outside: Callable[[], int] = lambda: 0,
+        garbage: YoungGarbage | None = None,
     ) -> None:
         self.engine = engine
         self._is_settled = is_settled
@@ -138,7 +137,7 @@ class RequestMerger:
         self.lockstep = lockstep
         self.requests = 0
         self.calls = 0
-        self._answers = 0
+        self._garbage = garbage or YoungGarbage()
         self._slots = Slots(limits.max_concurrent_requests)
         self._timer = SharedTimer(limits.request_timeout_seconds)
         self._slices = Slices(ANSWERS_PER_ROUND)
@@ -306,15 +305,8 @@ class RequestMerger:
             raise EngineError(
                 f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
             )
-        self._answers += len(outputs)
-        if self._answers >= ANSWERS_PER_COLLECTION:
-            self.collect_garbage()
+        self._garbage.answered(len(outputs))
         return outputs
-
-    def collect_garbage(self) -> None:
-        """Collects young garbage; cheapest when few rollouts are alive, since a collection walks what they hold."""
-        self._answers = 0
-        gc.collect(1)
 
     async def _call(self, merged: _Merged) -> None:
         try:

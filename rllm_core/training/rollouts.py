@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.algorithms.advantages import RoleEstimators
@@ -23,6 +23,7 @@ from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
 from rllm_core.scope import CallTimes, RolloutScope, timing
 from rllm_core.seeds import derive_seed
 from rllm_core.training.acceptance import accept
+from rllm_core.training.garbage import YoungGarbage
 from rllm_core.training.requests import RequestMerger
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze
 
@@ -77,7 +78,7 @@ class Rollout:
     episode: Episode
     is_final: bool = False
     calls: CallTimes | None = None
-    failed: list[Episode] = field(default_factory=list)
+    failed: tuple[Episode, ...] = ()
 
 
 class RolloutRunner:
@@ -91,6 +92,7 @@ class RolloutRunner:
         estimators: Advantage estimators by group name (`Workflow.group_of`). They determine whether trajectories need
             rewards and a teacher; without estimators, all trajectories do.
         teacher: Teacher that scores successful training rollouts, or None.
+        garbage: See `RequestMerger`.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class RolloutRunner:
         lockstep: bool,
         estimators: RoleEstimators | None = None,
         teacher: Teacher | None = None,
+        garbage: YoungGarbage | None = None,
     ) -> None:
         self.host = host
         self.workflow = host.hosted.workflow
@@ -110,7 +113,12 @@ class RolloutRunner:
         self._estimators = estimators
         self._teacher = teacher
         self.merger = RequestMerger(
-            engine, config.rollout, lockstep=lockstep, is_settled=lambda: host.is_settled, outside=self._outside
+            engine,
+            config.rollout,
+            lockstep=lockstep,
+            is_settled=lambda: host.is_settled,
+            outside=self._outside,
+            garbage=garbage,
         )
         most = config.rollout.max_concurrent_rollouts
         self.slots = Slots(min(most, host.capacity or most))
@@ -152,7 +160,7 @@ class RolloutRunner:
         Raises:
             UserError: If only the user can fix the problem, so that a retry is useless.
         """
-        failed: list[Episode] = []
+        failed: tuple[Episode, ...] = ()
         while True:
             started(key)
             attempt = await self.attempt(task, key)
@@ -162,7 +170,7 @@ class RolloutRunner:
             if not attempt.episode.termination_reason.is_failure or not may_retry:
                 attempt.failed = failed
                 return attempt
-            failed.append(attempt.episode)
+            failed += (attempt.episode,)
             key = replace(key, attempt=key.attempt + 1)
 
     async def attempt(self, task: Task, key: RolloutKey) -> Rollout:

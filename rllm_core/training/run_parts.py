@@ -26,6 +26,7 @@ from rllm_core.run_folder.tracking import Trackers
 from rllm_core.training.buffer import GroupBuffer
 from rllm_core.training.costs import Budget, Costs
 from rllm_core.training.draws import TaskDraws
+from rllm_core.training.garbage import YoungGarbage
 from rllm_core.training.group import GroupRules
 from rllm_core.training.ledger import Ledger
 from rllm_core.training.pace import Pace
@@ -166,12 +167,23 @@ class RunParts:
         )
 
     @cached_property
+    def garbage(self) -> YoungGarbage:
+        """Collects what answers leave behind."""
+        return YoungGarbage()
+
+    @cached_property
     def runner(self) -> RolloutRunner:
         """Runs the workflow."""
         lockstep = self.capabilities.colocated and self.capabilities.deterministic and not self.waits_for_others
         estimators = self.algorithm.estimators
         return RolloutRunner(
-            self.host, self.engine, self.config, lockstep=lockstep, estimators=estimators, teacher=self.teacher
+            self.host,
+            self.engine,
+            self.config,
+            lockstep=lockstep,
+            estimators=estimators,
+            teacher=self.teacher,
+            garbage=self.garbage,
         )
 
     @cached_property

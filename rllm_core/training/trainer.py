@@ -179,7 +179,7 @@ class Trainer:
         training = self.config.training
         while self.step < training.steps:
             await self._train_step(self.step + 1)
-            self.parts.runner.merger.collect_garbage()
+            self.parts.garbage.collect()
             last = self.step == training.steps
             if self._is_validation_due():
                 await self._validate()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import zlib
+from base64 import b64decode, b64encode
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,11 +171,101 @@ def test_a_group_takes_at_most_half_of_the_bytes_of_its_episodes() -> None:
     assert len(group(episodes).to_json()) <= sum(len(each.to_json()) for each in episodes) / 2
 
 
+Numbers = st.none() | st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=2)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), Numbers, Numbers, Numbers), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_values_of_tokens_are_restored_bit_for_bit(rows: list[tuple[Any, ...]]) -> None:
+    rollouts = []
+    for index, (is_trained, is_sampled, *values) in enumerate(rows):
+        step = Step(prompt_ids=[1], completion_ids=[5, 6], logprobs=[-0.5, -1.5] if is_sampled else None)
+        whole = Episode(task_id="task-7", rollout_index=index, trajectories=[Trajectory(steps=[step])])
+        arrays = {
+            name: [[np.array(each, np.float32)]]
+            for name, each in zip(MEASURES[1:], values, strict=True)
+            if each is not None
+        }
+        advantages = [[np.zeros(2, np.float32)]] if is_trained else []
+        rollouts.append(RecordedRollout(whole, "trained", "trained", advantages, **arrays))
+    restored = RecordedGroup.from_json(group([], rollouts=rollouts).to_json()).rollouts
+    for before, after in zip(rollouts, restored, strict=True):
+        assert after.episode == before.episode
+        for name in MEASURES:
+            found = [each for each in chain.from_iterable(getattr(after, name)) if each is not None]
+            assert [each.tobytes() for each in found] == [each.tobytes() for [each] in getattr(before, name)]
+
+
+def with_entropies(entropies: list[Floats | None], index: int = 0) -> RecordedRollout:
+    advantages: list[Floats | None] = [np.ones(40, np.float32)] * 3
+    return RecordedRollout(
+        episode(index), "trained", "trained", [advantages], entropies=[entropies] if entropies else []
+    )
+
+
+def test_steps_without_values_stay_without_them() -> None:
+    some = np.arange(40, dtype=np.float32)
+    line = group([], rollouts=[with_entropies([some, None, some]), with_entropies([], 1)]).to_json()
+    assert json.loads(line)["values"]["steps"] == {"entropies": [0, 2]}
+    first, second = RecordedGroup.from_json(line).rollouts
+    assert [each is None for each in first.entropies[0]] == [False, True, False]
+    assert second.entropies == [[None] * 3]
+    assert first.trainer_logprobs == ()
+
+
+def test_what_trainer_and_sampler_have_in_common_is_written_once() -> None:
+    rollouts = [
+        RecordedRollout(each, "trained", "trained", trainer_logprobs=[[step.logprobs for step in steps]])
+        for each in map(episode, range(8))
+        for [steps] in [[trajectory.steps for trajectory in each.trajectories]]
+    ]
+    without = [RecordedRollout(each.episode, "trained", "trained") for each in rollouts]
+    assert len(group([], rollouts=rollouts).to_json()) < len(group([], rollouts=without).to_json()) + 250
+
+
+@pytest.mark.parametrize(
+    "planes",
+    ["", "ä", "eJw", "AAAA", b64encode(zlib.compress(b"1234")).decode(), b64encode(zlib.compress(bytes(999))).decode()],
+)
+def test_damaged_values_are_rejected(planes: str) -> None:
+    written = json.loads(group([], rollouts=[with_entropies([np.arange(40, dtype=np.float32), None, None])]).to_json())
+    written["values"]["planes"] = planes
+    with pytest.raises(ValueError, match="values of tokens"):
+        RecordedGroup.from_json(json.dumps(written))
+
+
+def line_of(name: str, number: int) -> str:
+    # Groups of sort, calculator, solver_judge and a validation, and one with unusual fields.
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").split("\n")[number]
+
+
+def uncompressed(line: str) -> str:
+    """Replaces what is compressed with its bytes, because other builds of zlib compress in other ways."""
+    return re.sub('(?<="planes":")[^"]+', lambda found: zlib.decompress(b64decode(found[0])).hex(), line)
+
+
 @pytest.mark.parametrize("number", range(5))
 def test_the_bytes_of_a_line_stay_as_they_are(number: int) -> None:
-    # Version 0.1 wrote them: groups of sort, calculator, solver_judge and a validation, and one with unusual fields.
-    line = Path(__file__).with_name("recorded_groups.jsonl").read_text(encoding="utf-8").split("\n")[number]
-    assert RecordedGroup.from_json(line).to_json() == line
+    line = line_of("recorded_groups.jsonl", number)
+    assert uncompressed(RecordedGroup.from_json(line).to_json()) == uncompressed(line)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_lines_with_values_per_step_are_read(number: int) -> None:
+    # Before its first release, version 0.1 wrote the values of each step beside its advantages.
+    line = line_of("recorded_groups_earlier.jsonl", number)
+    restored = RecordedGroup.from_json(line)
+    for rollout, row in zip(restored.rollouts, json.loads(line)["rollouts"], strict=True):
+        for name in MEASURES:
+            steps = chain.from_iterable(getattr(rollout, name))
+            for found, written in zip(steps, chain.from_iterable(row.get(name, [])), strict=True):
+                if isinstance(written, str):
+                    assert found.tobytes() == unpacked(written).tobytes()
+                else:
+                    assert (None if found is None else set(found.tolist())) == (
+                        None if written is None else {np.float32(written)}
+                    )
+    assert uncompressed(restored.to_json()) == uncompressed(line_of("recorded_groups.jsonl", number))
 
 
 def test_the_line_is_plain_json() -> None:

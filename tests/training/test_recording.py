@@ -274,6 +274,12 @@ def test_rewards_and_tools_have_durations(run_scripted: Any, tmp_path: Path) -> 
             raise ValueError("wrong")
         with timed("reward", "score"):
             pass
+        with timed("tool", "half a pair \ud83d"):  # a model can name tools
+            pass
     written = calls.to_dict()
-    assert [(call["kind"], call["name"]) for call in written["calls"]] == [("tool", "search"), ("reward", "score")]
+    assert [(call["kind"], call["name"]) for call in written["calls"]] == [
+        ("tool", "search"),
+        ("reward", "score"),
+        ("tool", r"half a pair \ud83d"),
+    ]
     assert calls.seconds >= sum(call.seconds for call in calls.calls)
