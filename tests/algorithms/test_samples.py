@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm_core.algorithms.grouping import FilterReason, filter_reason, group_trajectories
-from rllm_core.algorithms.samples import per_step, segments, trained_segments, training_samples
+from rllm_core.algorithms.samples import per_step, segments, trained_segments, training_samples, with_token_rewards
 from rllm_core.types import Episode, Step, Trajectory, TrajectoryGroup
 
 
@@ -63,6 +63,13 @@ def test_values_of_samples_are_split_by_step() -> None:
     known, unknown = np.array([0.1, 0.2, 0.3]), None
     parts = per_step(trajectory, trained_segments(trajectory), [known, unknown])
     assert [None if part is None else part.tolist() for part in parts] == [[0.1, 0.2], None, [0.3], None]
+
+
+def test_token_rewards_are_added_to_those_that_a_step_has() -> None:
+    once = with_token_rewards(of(step([1], [2, 3]), step([1, 2, 3, 4], [5])), [np.array([0.5, 1.0, 2.0])])
+    assert [np.asarray(turn.token_rewards).tolist() for turn in once.trajectories[0].steps] == [[0.5, 1.0], [2.0]]
+    twice = with_token_rewards(once, [np.array([0.25, 0.0, -2.0])])
+    assert [np.asarray(turn.token_rewards).tolist() for turn in twice.trajectories[0].steps] == [[0.75, 1.0], [0.0]]
 
 
 @given(

@@ -420,6 +420,17 @@ def test_every_call_is_counted_once_with_its_tokens(engine: Any, kind: type[Comp
     assert spent.unmetered == 0
 
 
+@pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+def test_a_failed_call_is_counted_once_and_as_unmetered(toys: SimpleNamespace, kind: type[Completer]) -> None:
+    completer = kind(toys.ListEngine(toys.BridgingParser(), [EngineError("down"), toys.letters("one")]))
+    with pytest.raises(EngineError, match="down"):
+        play(completer)
+    [step] = play(completer)
+    spent = completer.scope.tally.kinds[SAMPLING]
+    assert (spent.calls, spent.unmetered) == (2, 1)
+    assert (spent.prompt_tokens, spent.completion_tokens) == (len(step.prompt_ids), step.completion_tokens)
+
+
 def test_a_prompt_fits_up_to_the_last_position_and_the_last_id(toys: SimpleNamespace) -> None:
     class Limited(toys.ListEngine):  # type: ignore[misc]
         max_model_tokens = 5

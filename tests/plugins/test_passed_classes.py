@@ -1,4 +1,4 @@
-"""Tests which source a run keeps of a class that a Python program has passed."""
+"""Tests what a run knows of a class that a Python program has passed: its provider and its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rllm_core.plugins.classes import named, source_of
+from rllm_core.errors import ConfigError, PluginError
+from rllm_core.plugins.classes import named, provided_by_class, source_of
+from rllm_core.providers import BackendProvider, WorkflowProvider
 from rllm_core.workflow import Workflow, WorkflowConfig
 
 CLASSES = '''class LettersConfig(WorkflowConfig):
@@ -50,3 +52,19 @@ def test_a_class_whose_text_is_gone_has_no_source(letters: type[Workflow]) -> No
 def test_a_class_without_a_line_of_its_own_has_no_source(letters: type[Workflow]) -> None:
     bare = type("Bare", (letters,), {"__module__": "__main__"})
     assert source_of(named(bare, {})) == ""
+
+
+def test_the_class_is_provided_to_its_program_only_and_as_a_workflow(letters: type[Workflow]) -> None:
+    reference = named(letters, {})
+    assert provided_by_class(WorkflowProvider, reference).record.summary == "class Letters of this program"
+    for kind, other in ((WorkflowProvider, f"{reference}Gone"), (BackendProvider, reference)):
+        with pytest.raises(PluginError, match=f"{kind.kind} {other!r} is a class of a Python program"):
+            provided_by_class(kind, other)
+
+
+def test_an_incomplete_class_is_refused_with_what_it_lacks(letters: type[Workflow]) -> None:
+    half = type("Half", (Workflow,), {"run": vars(letters)["run"]})
+    with pytest.raises(ConfigError, match=r"class Half .* lacks tasks$"):
+        named(half, {})
+    with pytest.raises(ConfigError, match=r"it lacks rllm_core\.workflow\.Workflow$"):
+        named(int, {})

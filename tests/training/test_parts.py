@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import virtual_clock
 from rllm_core.assembly.parts import assemble, parts_of, workflow_of
 from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.assembly.tasks import TaskStream, spread
@@ -287,28 +286,6 @@ def test_concurrent_calls_are_bounded() -> None:
     asyncio.run(run())
 
 
-def test_lockstep_waits_for_every_running_rollout() -> None:
-    async def run() -> None:
-        engine = ScriptedEngine()
-        merger = RequestMerger(engine, RolloutConfig(max_concurrent_requests=10), lockstep=True)
-        merger.rollout_started()
-        merger.rollout_started()
-        first = ask(merger, [1], 0)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert engine.calls == 0, "the other rollout has not asked yet"
-        second = ask(merger, [1], 1)
-        await asyncio.gather(first, second)
-        assert engine.calls == 1
-        merger.rollout_ended()
-        await ask(merger, [2], 0)
-        third = ask(merger, [2], 1)
-        merger.rollout_started()
-        await third  # a rollout that waits for something else delays the others by the grace time only
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("has_parser", [True, False])
 def test_rollouts_keep_their_tokens_where_the_engine_takes_tokens(has_parser: bool) -> None:
     given: list[type] = []
@@ -327,20 +304,6 @@ def test_rollouts_keep_their_tokens_where_the_engine_takes_tokens(has_parser: bo
 
     asyncio.run(run())
     assert given == [TITOCompleter if has_parser else Completer]
-
-
-@pytest.mark.parametrize(("outside", "waited"), [(0, 0.02), (1, 2.0)])
-def test_lockstep_waits_longer_for_a_rollout_that_calls_a_tool(outside: int, waited: float) -> None:
-    async def run() -> float:
-        loop = asyncio.get_running_loop()
-        merger = RequestMerger(ScriptedEngine(), RolloutConfig(), lockstep=True, outside=lambda: outside)
-        merger.rollout_started()
-        merger.rollout_started()
-        began = loop.time()
-        await ask(merger, [1], 0)
-        return loop.time() - began
-
-    assert virtual_clock.run(run()) == pytest.approx(waited, abs=0.03)
 
 
 def test_metrics_are_reduced_as_declared() -> None:
