@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +49,9 @@ def test_a_server_that_does_not_answer_is_given_up(
     ],
 )
 def test_a_service_without_a_key_is_an_error_at_the_start(
-    tracker: str, override: str, says: str, train: Callable[..., Any]
+    tracker: str, override: str, says: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # or a thread reports the missing key to W&B a minute later
     with pytest.raises(ConfigError, match=says):
         train(tracker, overrides=(override,))
 
@@ -61,3 +66,38 @@ def test_an_environment_that_would_send_metrics_away_is_an_error_unless_the_run_
     monkeypatch.delenv("TRACKIO_SPACE_ID")
     with pytest.raises(ConfigError, match="cannot both be set"):
         train(tracker, overrides=("trackio.space_id=a/b", "trackio.server_url=http://localhost:1"))
+
+
+OFFLINE = """
+import sys
+
+reached = []
+
+def watch(event, arguments):
+    if event == "socket.getaddrinfo" and arguments[0] not in ("127.0.0.1", "::1", "localhost"):
+        reached.append(arguments[0])
+
+sys.addaudithook(watch)
+
+from rllm_trackers.wandb import WandbConfig, WandbTracker
+
+WandbTracker(WandbConfig())
+
+import wandb
+from wandb.analytics.opentelemetry.opentelemetry_proxy import get_open_telemetry_proxy
+
+run = wandb.init(dir=sys.argv[1], mode="offline", settings=wandb.Settings(console="off"))
+run.log({"reward": 1.0})
+run.finish()
+waiting = get_open_telemetry_proxy()
+if waiting is not None:
+    waiting.shutdown(3000)  # sends what would otherwise be sent every minute
+print(reached)
+"""
+
+
+def test_wandb_reports_nothing_about_an_offline_run(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_ERROR_REPORTING"}
+    command = [sys.executable, "-c", OFFLINE, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"

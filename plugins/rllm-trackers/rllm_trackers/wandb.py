@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class WandbTracker(Tracker):
 
     def __init__(self, config: WandbConfig) -> None:
         super().__init__(config)
+        if config.mode == "offline":  # wandb reports its own errors and timings to W&B even then
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb: Any = library("wandb", tracker=self.name)
         if config.mode == "online" and not self._wandb.login(prompt=False):
             raise ConfigError('wandb.mode = "online" needs an API key: set WANDB_API_KEY, or run: wandb login')
