@@ -1,7 +1,8 @@
 """Speed of backends ``local`` and ``verl`` on one GPU, relative to TRL with vLLM and to verl's own ``main_ppo``.
 
-    python -m benchmarks.gpu                          # ten minutes on one GPU
-    python -m benchmarks.gpu --trl-python PYTHON      # if TRL needs another vLLM than verl
+    python -m benchmarks.gpu --sides local trl --trl-python PYTHON   # ten minutes on one GPU
+    python -m benchmarks.gpu --sides verl main_ppo                   # another ten
+    python -m benchmarks.gpu --trl-python PYTHON --minutes 20        # all sides
     python -m benchmarks.gpu --trl-sampler transformers --sides local trl   # without vLLM and verl
     python -m benchmarks.gpu --tiny-cpu               # sides local and trl, with a tiny model on a CPU
 
@@ -14,7 +15,9 @@ others.
 Figures: ``local_steps_per_second_over_trl`` and ``verl_seconds_per_step_over_main_ppo``, of medians of wall times;
 ``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side; ``trl_sampler``; ``failed`` by side, if any.
 
-Run it in the environment of ``rllm-verl[gpu]`` with ``rllm-local``, ``rllm-workflows``, TRL and datasets.
+Run it in the environment of ``rllm-verl[gpu]`` with ``rllm-local``, ``rllm-workflows`` and datasets. TRL must be in
+another environment, with vLLM, ``rllm-local`` and ``rllm-workflows``: verl's trainers do not start beside TRL 1.13 or
+newer.
 ``--tiny-cpu`` samples with transformers on TRL's side, and enters ``.venv-bench``; its figures say nothing about GPUs.
 """
 
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -35,9 +38,10 @@ from threading import Timer
 from benchmarks.peer_environments import enter_peer_environment
 from benchmarks.sides import Side, SideError
 from benchmarks.trials import Figures, RawTrials, Row, of_kind, run
+from benchmarks.verl_processes import SIDE_VARIABLE
 
 WARM_UP_STEPS = 2
-MAX_STEPS = 12
+MAX_STEPS = 8
 """Maximum timed steps of a side."""
 RESERVED_SECONDS = 45.0
 """Time reserved for building the model, and for ending the sides."""
@@ -63,16 +67,25 @@ class Turn:
     seconds: float
 
 
-def plan(sides: Sequence[str], minutes: float) -> list[Turn]:
-    """Divides the time equally among the sides.
+def seconds_per_side(minutes: float, sides: int) -> float:
+    """Returns the seconds of a side if all sides use up theirs.
 
     Raises:
         ValueError: If no time is left for a side.
     """
-    seconds = (60 * minutes - RESERVED_SECONDS) / len(sides)
+    seconds = (60 * minutes - RESERVED_SECONDS) / sides
     if seconds <= 0:
-        raise ValueError(f"--minutes {minutes:g} leaves no time for {len(sides)} sides")
-    return [Turn(side, seconds) for side in sides]
+        raise ValueError(f"--minutes {minutes:g} leaves no time for {sides} sides")
+    return seconds
+
+
+def turns(sides: Sequence[str], until: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Turn]:
+    """Yields the sides, each with an equal part of the time that is left until ``until`` when it is its turn.
+
+    Sides such as verl, which start for minutes, get what those before them did not need.
+    """
+    for index, side in enumerate(sides):
+        yield Turn(side, max(0.0, until - clock()) / (len(sides) - index))
 
 
 def request_of(side: str, model: Path, device: str, ray_address: str, trl_sampler: str = "vllm") -> Row:
@@ -89,7 +102,7 @@ def request_of(side: str, model: Path, device: str, ray_address: str, trl_sample
 def train(turn: Turn, request: Row, python: str, trials: RawTrials) -> None:
     """Trains a side until its time is over, and adds a row per step; a failure is a row as well."""
     until = time.monotonic() + turn.seconds
-    side = Side(turn.side, MODULES[turn.side], python)
+    side = Side(turn.side, MODULES[turn.side], python, {SIDE_VARIABLE: turn.side})
     limit = Timer(turn.seconds, side.kill)
     limit.start()
     steps = 0
@@ -152,11 +165,11 @@ def measure(options: argparse.Namespace, trials: RawTrials) -> None:
     """Trains the sides, one after the other."""
     device = "cpu" if options.tiny_cpu else "cuda"
     sides = options.sides or (ON_CPU if options.tiny_cpu else list(MODULES))
-    turns = plan(sides, options.minutes)
+    until = time.monotonic() + len(sides) * seconds_per_side(options.minutes, len(sides))
     with tempfile.TemporaryDirectory() as folder:
         model = make_gpu_model(Path(folder), device)
         with ray_cluster(sides) as address:
-            for turn in turns:
+            for turn in turns(sides, until):
                 python = options.trl_python if turn.side == "trl" else sys.executable
                 request = request_of(turn.side, model, device, address, options.trl_sampler)
                 train(turn, request, python, trials)

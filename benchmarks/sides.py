@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
 
@@ -41,9 +41,12 @@ class Side:
         name: Name of the side in rows.
         module: Module of the side.
         python: Interpreter; by default, that of this process.
+        variables: Environment variables that the side has in addition.
     """
 
-    def __init__(self, name: str, module: str, python: str = sys.executable) -> None:
+    def __init__(
+        self, name: str, module: str, python: str = sys.executable, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [python, "-m", module],
@@ -51,7 +54,7 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **SETTINGS},
+            env={**os.environ, **SETTINGS, **(variables or {})},
         )
 
     def __enter__(self) -> Self:

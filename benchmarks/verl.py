@@ -142,8 +142,8 @@ def take_turns(workload: str, model: str, address: str, options: argparse.Namesp
     with contextlib.ExitStack() as open_sides:
         sides = []
         for name in (*SIDES, UNCHECKED) if options.lora else SIDES:
-            with _environment({SIDE_VARIABLE: name}):
-                sides.append(open_sides.enter_context(Side(name, "benchmarks.verl_sides")))
+            side = Side(name, "benchmarks.verl_sides", variables={SIDE_VARIABLE: name})
+            sides.append(open_sides.enter_context(side))
         for side in sides:
             request = {
                 "name": workload,

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import gpu, sides
 
 SIDE = """
-import json, sys, time
+import json, os, sys, time
 for line in sys.stdin:
     request = json.loads(line)
     print(json.dumps({"ready": {}}), flush=True)
@@ -21,7 +21,8 @@ for line in sys.stdin:
             time.sleep(600)
         if step == request["fails_at"]:
             sys.exit(3)
-        print(json.dumps({"step": {"step": step, "wall_seconds": 1.0}}), flush=True)
+        row = {"step": step, "of": os.environ["RLLM_BENCHMARK_SIDE"], "wall_seconds": 1.0}
+        print(json.dumps({"step": row}), flush=True)
     sys.stdin.readline()
     print(json.dumps({"result": {}}), flush=True)
 """
@@ -40,12 +41,15 @@ def steps(side: str, seconds: list[float], **counts: Any) -> list[dict[str, Any]
     return [{"kind": "step", "side": side, "gpu_memory_mb": 1000 * row["step"], **row} for row in rows]
 
 
-def test_the_time_is_divided_among_the_sides() -> None:
-    turns = gpu.plan(["local", "trl", "verl"], 10)
-    assert [turn.side for turn in turns] == ["local", "trl", "verl"]
-    assert sum(turn.seconds for turn in turns) + gpu.RESERVED_SECONDS == pytest.approx(600)
+def test_a_side_gets_an_equal_part_of_the_time_that_is_left() -> None:
+    assert 3 * gpu.seconds_per_side(10, 3) + gpu.RESERVED_SECONDS == pytest.approx(600)
+    times = iter([0.0, 20.0, 400.0, 700.0])  # the first side needs less than its part, and the third takes too long
+    found = list(gpu.turns(["local", "trl", "verl", "main_ppo"], 600.0, lambda: next(times)))
+    assert found == [
+        gpu.Turn("local", 150.0), gpu.Turn("trl", 580 / 3), gpu.Turn("verl", 100.0), gpu.Turn("main_ppo", 0.0)
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="leaves no time for 3 sides"):
-        gpu.plan(["local", "trl", "verl"], 0.5)
+        gpu.seconds_per_side(0.5, 3)
 
 
 def test_figures_leave_out_warm_up_and_name_what_failed() -> None:
@@ -114,6 +118,7 @@ def test_a_side_that_fails_or_hangs_ends_in_time(
     request = {"steps": gpu.WARM_UP_STEPS + gpu.MAX_STEPS, "device": "cpu", "hangs_at": hangs_at, "fails_at": fails_at}
     gpu.train(gpu.Turn("local", seconds), request, sys.executable, trials)
     assert sum(row["kind"] == "step" and row["step"] > gpu.WARM_UP_STEPS for row in trials.rows) == timed
+    assert {row["of"] for row in trials.rows if row["kind"] == "step"} <= {"local"}  # verl's sides read it
     failed = [row["reason"] for row in trials.rows if row["kind"] == "failed"]
     assert len(failed) == (reason is not None)
     assert reason is None or reason in failed[0]

@@ -190,6 +190,26 @@ def test_another_version_of_verl_is_refused_with_both(
     assert all(str(bound) in line for bound in verl_api.SUPPORTED)
 
 
+@pytest.mark.parametrize(
+    ("version", "is_refused"), [("0.24.0", False), ("1.12.0", False), ("1.13.0", True), ("2.0", True)]
+)
+def test_a_trl_that_verl_cannot_import_is_refused(
+    version: str, is_refused: bool, sort: Path, tmp_path: Path, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks would end with an ImportError, after Ray and the trainers have started."""
+    about = tmp_path / "packages" / f"trl-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {version}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(about.parent)
+    config = load_run_config(str(sort), plugins)
+    if not is_refused:
+        assemble(config, plugins)
+        return
+    with pytest.raises(ConfigError, match=f"trl {version} is installed.*pip uninstall trl") as caught:
+        assemble(config, plugins)
+    assert "\n" not in str(caught.value)
+
+
 ON_GPUS = ("verl.device=cuda", "verl.dtype=bfloat16", "verl.attention=flash_attention_2")
 SEPARATED_ON_GPUS = (*ON_GPUS, "verl.placement=separated")
 REFUSED: dict[str, tuple[list[str], str]] = {

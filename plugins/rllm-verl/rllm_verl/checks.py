@@ -28,6 +28,8 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     _check_megatron(config)
     _check_algorithm(config)
     settings = verl_settings(config)
+    if settings.strategy != "megatron":
+        verl_api.check_trl()
     where = settings.ray_address or "started on this machine for the run"
     notes = [f"Ray cluster {where}: whether it has {settings.devices} {settings.device} devices"]
     if not is_model_folder(config.model.path):

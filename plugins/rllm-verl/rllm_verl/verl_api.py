@@ -16,6 +16,8 @@ from packaging.specifiers import SpecifierSet
 from rllm_core.errors import ConfigError
 
 SUPPORTED = SpecifierSet(">=0.9.1,<0.10")
+# Where TRL is installed, verl's FSDP trainers import its AutoModelForCausalLMWithValueHead, which TRL 1.13 removed.
+TRL_WITH_VALUE_HEAD = SpecifierSet("<1.13")
 
 # Names used from verl, by version. Versions before 0.9.0 lack the platform plugins and the engine registry's override.
 # The client that resumes aborted requests is in another module in 0.8.0, and missing in 0.7.1.
@@ -98,6 +100,23 @@ def installed_version() -> str:
             f"backend 'verl' works with verl {SUPPORTED}, and {found} is installed: pip install rllm-verl"
         )
     return found
+
+
+def check_trl() -> None:
+    """Checks that verl's trainers can start beside the installed TRL, which they import if there is one.
+
+    Raises:
+        ConfigError: If TRL is installed in a version without the class that verl imports.
+    """
+    try:
+        found = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        return
+    if not TRL_WITH_VALUE_HEAD.contains(found, prereleases=True):
+        raise ConfigError(
+            f"trl {found} is installed, and the trainers of verl {installed_version()} import a class from it that "
+            f"exists in trl{TRL_WITH_VALUE_HEAD} only: pip uninstall trl, or use an environment without it"
+        )
 
 
 @cache  # reading the version of a package takes milliseconds, and some names are used several times per step
