@@ -125,8 +125,15 @@ class Services:
                     value, parts, wrong = await call_with_retry(graded, provided.record.load, task_data, text)
             except blame_text:
                 return Score(0.0, {REJECTED: 1.0})
-            if wrong is not None:
-                raise ValueError(f"reward function {name!r}{where} returned {wrong}")
+            if value is None:
+                raise ValueError(
+                    f"reward function {name!r}{where} returned {wrong}, not a finite number (alone, or with its "
+                    "parts: (number, {name: part}))"
+                )
+            if wrong:
+                raise ValueError(
+                    f"reward function {name!r}{where} returned the part {wrong}; a part is a finite number or text"
+                )
             return Score(value, {REJECTED: 0.0, **parts} if blame_text else parts)
 
         return reward
@@ -154,26 +161,22 @@ def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
     return sandbox_class
 
 
-def graded(path: str, task: dict[str, Any], text: str) -> tuple[float, dict[str, float | str], str | None]:
+def graded(path: str, task: dict[str, Any], text: str) -> tuple[float | None, dict[str, float | str], str]:
     """Calls the reward function at ``path``. Runs in the child process, whose answers are JSON.
 
     Returns:
-        Its reward and its parts; and what is wrong with them, or None.
+        Its reward, or None; its parts; and the value that is not allowed, or "".
     """
     value = providers.resolve(path)(Task.model_validate(task), text)
     if inspect.isawaitable(value):
         value = asyncio.run(_result_of(value))
     value, parts = value if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict) else (value, {})
-    number = _number(value)
-    if number is None:
-        return 0.0, {}, f"{value!r:.80}, not a finite number (alone, or with its parts: (number, {{name: part}}))"
-    found = {}
-    for part in parts.items():
-        allowed = part[1] if isinstance(part[1], str) else _number(part[1])
-        if allowed is None:
-            return 0.0, {}, f"the part {part!r:.80}; a part is a finite number or text"
-        found[str(part[0])] = allowed
-    return number, found, None
+    reward = _number(value)
+    if reward is None:
+        return None, {}, f"{value!r:.80}"
+    read = {name: part if isinstance(part, str) else _number(part) for name, part in parts.items()}
+    wrong = next((f"{(name, parts[name])!r:.80}" for name, part in read.items() if part is None), "")
+    return reward, {str(name): part for name, part in read.items() if part is not None}, wrong
 
 
 async def _result_of(awaitable: Awaitable[Any]) -> Any:

@@ -328,7 +328,8 @@ class RolloutRunner:
             error_text = episode.error or "reported by the workflow"
             return Rollout(self._failed(task, episode.termination_reason, error_text))
         if not episode.trajectories:
-            return Rollout(self._failed(task, episode.termination_reason, "the episode has no trajectory"))
+            why = "the episode has no trajectory: no call to the model is in it"
+            return Rollout(self._failed(task, episode.termination_reason, why))
         return Rollout(episode)
 
     async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:
