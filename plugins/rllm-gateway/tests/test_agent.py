@@ -243,6 +243,7 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
         ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is not one of"),
         ({"function": "AGENTS:nothing"}, "cannot be loaded"),
         ({"command": ("x",), "train_file": "/nowhere.jsonl"}, "cannot be read from /nowhere.jsonl"),
+        ({"command": ("x",), "train_file": "nowhere.jsonl"}, "there is no such file in the working directory /"),
         ({"command": ("x",), "held_out_share": 0.9999999}, "leaves no row for training"),
     ],
 )
