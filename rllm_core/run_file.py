@@ -118,8 +118,11 @@ def tables_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tables of settings from Python: ``{"training.steps": 5}`` or ``{"training": {"steps": 5}}``.
 
     Raises:
-        ConfigError: If a key is malformed, or a value is a function or a class.
+        ConfigError: If it is no mapping, a key is malformed, or a value is a function or a class.
     """
+    if not isinstance(settings, Mapping):
+        kind = type(settings).__name__
+        raise ConfigError(f"settings must be a dictionary such as {{'training.steps': 5}}, got {kind}")
     tables: dict[str, Any] = {}
     for key, value in settings.items():
         form = f"settings: the key {key!r} must have the form 'section.key'"

@@ -107,34 +107,34 @@ class Services:
         """
         provided = self._plugins.select(providers.RewardFunctionProvider, name)
         # Load now: a broken function should fail before the first rollout.
-        written = defined_at(self._plugins.load(provided))
+        function = self._plugins.load(provided)
+        written = defined_at(function)
         where = f" ({written})" if written is not None else ""
+        short_name = f"reward function {getattr(function, '__name__', name)}{where}"
 
         async def reward(task: Task, text: str) -> Score:
             # Created on demand: a workflow may be opened again after it was closed.
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(
-                    f"{__name__}:graded", limits, variables=provided.record.variables
+                    f"{__name__}:graded", limits, variables=provided.record.variables, name=short_name
                 )
             try:
                 with timed("reward", name):
                     task_data = task.model_dump(mode="json")
-                    value, parts = await call_with_retry(graded, provided.record.load, task_data, text)
+                    value, parts, wrong = await call_with_retry(graded, provided.record.load, task_data, text)
             except blame_text:
                 return Score(0.0, {REJECTED: 1.0})
-            if not _is_number(value):
+            if value is None:
                 raise ValueError(
-                    f"reward function {name!r}{where} returned {value!r:.80}, not a finite number (alone, or with its "
+                    f"reward function {name!r}{where} returned {wrong}, not a finite number (alone, or with its "
                     "parts: (number, {name: part}))"
                 )
-            wrong = [part for part in parts.items() if not (isinstance(part[1], str) or _is_number(part[1]))]
             if wrong:
                 raise ValueError(
-                    f"reward function {name!r}{where} returned the part {wrong[0]!r:.80}; a part is a finite number or "
-                    "text"
+                    f"reward function {name!r}{where} returned the part {wrong}; a part is a finite number or text"
                 )
-            return Score(float(value), {REJECTED: 0.0, **parts} if blame_text else parts)
+            return Score(value, {REJECTED: 0.0, **parts} if blame_text else parts)
 
         return reward
 
@@ -161,22 +161,35 @@ def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
     return sandbox_class
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def graded(path: str, task: dict[str, Any], text: str) -> tuple[float | None, dict[str, float | str], str]:
+    """Calls the reward function at ``path``. Runs in the child process, whose answers are JSON.
 
-
-def graded(path: str, task: dict[str, Any], text: str) -> tuple[Any, dict[str, Any]]:
-    """Calls the reward function at ``path``, and returns its reward and its parts. Runs in the child process."""
+    Returns:
+        Its reward, or None; its parts; and the value that is not allowed, or "".
+    """
     value = providers.resolve(path)(Task.model_validate(task), text)
     if inspect.isawaitable(value):
         value = asyncio.run(_result_of(value))
     value, parts = value if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict) else (value, {})
-    return _as_number(value), {str(name): _as_number(part) for name, part in parts.items()}
+    reward = _number(value)
+    if reward is None:
+        return None, {}, f"{value!r:.80}"
+    read = {name: part if isinstance(part, str) else _number(part) for name, part in parts.items()}
+    wrong = next((f"{(name, parts[name])!r:.80}" for name, part in read.items() if part is None), "")
+    return reward, {str(name): part for name, part in read.items() if part is not None}, wrong
 
 
 async def _result_of(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-def _as_number(value: Any) -> Any:
-    return float(value) if isinstance(value, bool) else value
+def _number(value: Any) -> float | None:
+    """Returns a finite number, or None. Numbers of numpy and tensors without dimensions are numbers."""
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond the largest float
+        return None

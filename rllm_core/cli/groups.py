@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rllm_core.plugins import Provided
 
 ValueT = TypeVar("ValueT")
+INTERRUPTED = 130  # exit code of a shell for SIGINT
 
 
 class BrokenCommand(click.Command):
@@ -51,6 +52,14 @@ class LazyGroup(click.Group):
         """Allows ``--no-plugins`` without a value: click would take the next word as its value."""
         ctx.ensure_object(Session)
         return super().parse_args(ctx, [f"{a}={ALL_PLUGINS}" if a == "--no-plugins" else a for a in args])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invokes the command. Ctrl-C, which a command may not expect, ends it with the exit code for it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted by SIGINT", err=True)
+            ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the names of all commands, the core's first."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 
 from pydantic import ValidationError
 
 from rllm_core.engine import EngineError, Terminated
 from rllm_core.hosts.contract import RolloutFailed
-from rllm_core.limits.timeouts import Escaped
+from rllm_core.limits.timeouts import Escaped, contained
 from rllm_core.plugins.blame import blamed
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_formed
 
@@ -17,6 +18,19 @@ MAX_TRACEBACK_CHARACTERS = 8000
 
 class Rejected(ValueError):
     """Error for an episode that training cannot use; not retried, since a retry would return the same episode."""
+
+
+async def awaited(returned: object) -> object:
+    """Awaits what ``run`` of a workflow returned, which must be a coroutine.
+
+    Raises:
+        Rejected: If it is none.
+        Escaped: See `contained`.
+    """
+    if not inspect.isawaitable(returned):
+        kind = type(returned).__name__
+        raise Rejected(f"run() must be a coroutine function (async def run), but returned {kind} without one")
+    return await contained(returned)
 
 
 def failure_of(error: BaseException) -> RolloutFailed:

@@ -11,8 +11,8 @@ from rllm_core.errors import ConfigError, RefusedConversation, UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
-from rllm_core.hosts.rollout_failures import failure_of
-from rllm_core.limits.timeouts import contained, waiting_at
+from rllm_core.hosts.rollout_failures import awaited, failure_of
+from rllm_core.limits.timeouts import waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
 from rllm_core.scope import CallTimes, RolloutEnded, RolloutScope, timing
 from rllm_core.types import Episode, Record, Step, Task, TerminationReason, Trajectory
@@ -98,7 +98,7 @@ class RunningRollout:
         completer = RemoteCompleter(start, scope, self._ask, self._sampled)
         task = Task(task_id=start.task_id, data=start.data)
         with timing(self.calls), collecting(self._tally):
-            return await contained(self._workflow.run(task, completer))
+            return await awaited(self._workflow.run(task, completer))
 
     async def _ask(self, call: wire.ModelCall | wire.Spell) -> Any:
         self._asked += 1

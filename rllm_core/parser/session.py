@@ -192,8 +192,10 @@ class ParserSession:
         Raises:
             SegmentBreak: If the tokens cannot be continued and ``on_break="raise"``. The session is unchanged.
             RuntimeError: If the completion of another prompt has been neither recorded nor discarded.
+            ValueError: If a new message of a user, the system or a tool has no content.
         """
         view = snapshot(messages, self.consumed)
+        _check_content(view[len(self.consumed) :])
         wanted = self._tools if tools is None else _frozen_tools(tools)
         if self._pending is not None:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
@@ -382,3 +384,10 @@ def _texts(value: Any) -> list[str]:
         for item in value:
             texts += _texts(item)
     return texts
+
+
+def _check_content(messages: Sequence[MessageLike]) -> None:
+    """Rejects messages without content, such as ``{"role": "user", "text": "hi"}``: templates render them as empty."""
+    for one in messages:
+        if "content" not in one and one["role"] in ("user", "system", "tool"):
+            raise ValueError(f"a message of role {one['role']!r} needs content; it has {', '.join(map(repr, one))}")

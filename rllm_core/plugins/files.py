@@ -93,11 +93,22 @@ def _chosen(kind: type[Provider], module: ModuleType, contract: type | None, ref
     }
     what = "functions" if contract is None else f"subclasses of {contract.__module__}.{contract.__name__}"
     names = ", ".join(found) or "none"
+    unfinished: Any = vars(module).get(name) if name is not None else None
+    if not found and contract is not None:
+        own = (value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__)
+        unfinished = unfinished or next((value for value in own if inspect.isabstract(value)), None)
+    if inspect.isabstract(unfinished):
+        missing = ", ".join(sorted(unfinished.__abstractmethods__))
+        raise PluginError(f"{kind.kind} {reference!r}: class {unfinished.__name__} lacks {missing}; write them")
     if name is not None and name not in found:
         raise PluginError(f"{kind.kind} {reference!r}: {name} is not one of the file's {what} ({names})")
-    if name is None and len(found) != 1:
-        which = f"name one, such as {reference}:{next(iter(found))}" if found else "write one, or choose another file"
-        raise PluginError(f"{kind.kind} {reference!r}: the file must contain one of these {what}: {names}; {which}")
+    if not found:
+        raise PluginError(f"{kind.kind} {reference!r}: the file has no {what}; write one, or choose another file")
+    if name is None and len(found) > 1:
+        raise PluginError(
+            f"{kind.kind} {reference!r}: the file has several {what}: {names}; name one, such as "
+            f"{reference}:{next(iter(found))}"
+        )
     return found[name or next(iter(found))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -61,6 +62,8 @@ def not_found(
     parts = [f"no {kind.kind} named {wanted!r}"]
     if distribution is not None and not package:
         parts.append(f"install it with: {pip_install(distribution)}")
+    elif re.search(r"\.py(:|$)", wanted):
+        parts.append(f"a file is named by a path that begins with ./: ./{wanted}")
     else:
         known = [*names, *(first for owner, first in first_party() if owner is kind and first not in names)]
         close = (difflib.get_close_matches(each, known, n=1, cutoff=0.6) for each in (wanted, package))

@@ -77,6 +77,7 @@ class ChildFunction:
         start: For sandboxes: function that starts a child that isolates and survives calls. The child ends a call at
             the time limit, answering ``{"timeout": true}``, or ``{"died": "signal 9"}`` for a call without a result.
         variables: Names of environment variables that the children get in addition to the few that all children get.
+        name: What errors call the function, if ``path`` means nothing to the user. Defaults to ``path``.
 
     Raises:
         ValueError: If ``path`` does not have this form.
@@ -90,12 +91,14 @@ class ChildFunction:
         children: int = CHILDREN,
         start: Start | None = None,
         variables: Sequence[str] = (),
+        name: str | None = None,
     ) -> None:
         if not PATH_PATTERN.fullmatch(path):
             raise ValueError(f"{path!r} is not of the form 'package.module:name'")
         self.path = path
+        self.name = name or path
         self.limits = limits or Limits()
-        self._children = _Children(path, self.limits, start, variables)
+        self._children = _Children(path, self.name, self.limits, start, variables)
         self._threads = ThreadPoolExecutor(children, thread_name_prefix=f"child-{path}")
         self._ending = weakref.finalize(self, _end, self._threads, self._children)
 
@@ -107,12 +110,12 @@ class ChildFunction:
             TypeError: If the arguments are not JSON.
         """
         if not self._ending.alive:
-            raise ChildNotStarted(f"{self.path} was closed")
+            raise ChildNotStarted(f"{self.name} was closed")
         call = json.dumps(arguments).encode() + b"\n"
         answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._children.call, call)
         for kind, amounts in answer.get("costs", {}).items():
             spend(kind, **amounts)
-        return result_in(answer, self.path, self.limits)
+        return result_in(answer, self.name, self.limits)
 
     def close(self) -> None:
         """Ends all children. Running calls get no result, and further calls are impossible."""
@@ -127,8 +130,8 @@ def _end(threads: ThreadPoolExecutor, children: _Children) -> None:
 class _Children:
     """Child processes of a function. They die with the thread that started them, which must therefore outlive them."""
 
-    def __init__(self, path: str, limits: Limits, start: Start | None, variables: Sequence[str]) -> None:
-        self._path = path
+    def __init__(self, path: str, name: str, limits: Limits, start: Start | None, variables: Sequence[str]) -> None:
+        self._name = name
         self._limits = limits
         self._start = start or (
             lambda: processes.start("function", path, limits, keep_errors=False, variables=variables)
@@ -166,18 +169,18 @@ class _Children:
             if child is not None:
                 self._busy.add(child)
                 return child
-        child = _Child(self._path, self._start())
+        child = _Child(self._name, self._start())
         with self._lock:
             self._busy.add(child)
             is_ended = self._is_ended
         is_ready = False
         try:
             if is_ended:
-                raise ChildNotStarted(f"{self._path} was closed")
+                raise ChildNotStarted(f"{self._name} was closed")
             answer = self._first_answer(child)
             is_ready = "ready" in answer
             if not is_ready:
-                error = ChildNotStarted(f"{self._path} cannot be imported: {answer['error']}")
+                error = ChildNotStarted(f"{self._name} cannot be imported: {answer['error']}")
                 raise _with_frames(error, answer)
         finally:
             if not is_ready:
@@ -188,7 +191,7 @@ class _Children:
         try:
             return child.exchange(b"", START_SECONDS)
         except (ChildDied, ChildTimeout) as error:
-            raise ChildNotStarted(f"{self._path} was not imported: {error}") from error
+            raise ChildNotStarted(f"{self._name} was not imported: {error}") from error
 
     def _put(self, child: _Child, *, is_fit: bool) -> None:
         with self._lock:
@@ -199,7 +202,7 @@ class _Children:
         processes.end(child.process)
 
 
-def result_in(answer: dict[str, Any], path: str, limits: Limits) -> Any:
+def result_in(answer: dict[str, Any], name: str, limits: Limits) -> Any:
     """Returns the result in a child's answer.
 
     Raises:
@@ -208,16 +211,16 @@ def result_in(answer: dict[str, Any], path: str, limits: Limits) -> Any:
     if "result" in answer:
         return answer["result"]
     if "memory" in answer:
-        raise ChildOutOfMemory(f"{path} needed more than {limits.memory_bytes} bytes")
+        raise ChildOutOfMemory(f"{name} needed more than {limits.memory_bytes} bytes")
     if "too_long" in answer:
         raise ChildOutputTooLong(
-            f"the result of {path} has {answer['too_long']} bytes, more than {limits.output_bytes}"
+            f"the result of {name} has {answer['too_long']} bytes, more than {limits.output_bytes}"
         )
     if "timeout" in answer:
-        raise ChildTimeout(f"{path} took longer than {limits.wall_seconds:g} s")
+        raise ChildTimeout(f"{name} took longer than {limits.wall_seconds:g} s")
     if "died" in answer:
-        raise ChildDied(f"the process of {path} ended ({answer['died']})")
-    raise _with_frames(ChildRaised(f"{path} raised {answer['error']}"), answer)
+        raise ChildDied(f"the process of {name} ended ({answer['died']})")
+    raise _with_frames(ChildRaised(f"{name} raised {answer['error']}"), answer)
 
 
 def _with_frames(error: ChildError, answer: dict[str, Any]) -> ChildError:
@@ -241,9 +244,9 @@ async def call_with_retry(function: Callable[..., Awaitable[Any]], *arguments: A
 class _Child:
     """A child process that has imported the function, or is about to."""
 
-    def __init__(self, path: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.path = path
+        self.name = name
         self.calls = 0
 
     def exchange(self, line: bytes, seconds: float, patience_seconds: float = 0.0) -> dict[str, Any]:
@@ -261,8 +264,8 @@ class _Child:
                     if not exchange.step():
                         code = self.process.wait()
                         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                        raise ChildDied(f"the process of {self.path} ended ({how})")
+                        raise ChildDied(f"the process of {self.name} ended ({how})")
         except processes.Overrun:
-            raise ChildTimeout(f"{self.path} took longer than {seconds:g} s") from None
+            raise ChildTimeout(f"{self.name} took longer than {seconds:g} s") from None
         answer: dict[str, Any] = json.loads(exchange.output)
         return answer

@@ -54,7 +54,12 @@ def accept(
     except Rejected as rejection:
         place = defined_at(type(workflow).run)
         where = f", {place.where}" if place is not None and place.where else ""
-        raise Rejected(f"{rejection} (run() of workflow {workflow.name!r}{where})") from None
+        raise Rejected(f"{rejection} (run() of workflow {name_of(workflow)!r}{where})") from None
+
+
+def name_of(workflow: Workflow) -> str:
+    """Returns the name of a workflow for messages; a class in a file of the user needs none."""
+    return getattr(workflow, "name", type(workflow).__name__)
 
 
 def _accepted(

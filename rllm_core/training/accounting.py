@@ -61,6 +61,13 @@ class Books:
         """Returns the number of rollouts by outcome and reason."""
         return {account: dict(sorted(self._ended[account].items())) for account in ACCOUNTS if self._ended[account]}
 
+    def described(self) -> str:
+        """Returns the number of rollouts by outcome and reason, for people."""
+        return "; ".join(
+            f"{account}: " + ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
+            for account, reasons in self.by_reason().items()
+        )
+
     def state_after_restart(self, kept: int = 0) -> dict[str, Any]:
         """Returns the accounting for the manifest, as a resumed run needs it.
 

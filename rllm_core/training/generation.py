@@ -38,6 +38,7 @@ class Generation:
         self.coordinator = parts.coordinator
         self.stream = parts.stream
         self.groups_since_step = 0
+        self._ended_before_step: dict[str, int] = {}
         self.difficulty = DifficultyCounts()
         self.quarantine = Quarantine(parts.config.rollout.quarantine_after_groups)
         self._breaker = CircuitBreaker(parts.config.rollout)
@@ -137,13 +138,23 @@ class Generation:
             )
 
     def _check_attempts(self) -> None:
+        books = self.ledger.books
+        if not self.groups_since_step:
+            self._ended_before_step = {"failed": books.total("failed"), "filtered": books.total("filtered")}
         self.groups_since_step += 1
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
+            before, so_far = self._ended_before_step, books.described()
+            if books.total("failed") - before["failed"] > books.total("filtered") - before["filtered"]:
+                raise RunError(
+                    f"one optimizer step needed more than {limit} groups because rollouts failed (run so far: "
+                    f"{so_far}). Fix what makes them fail, listed in summary.json, or set a larger "
+                    "algorithm.max_group_attempts"
+                )
             raise RunError(
                 f"one optimizer step needed more than {limit} groups because too many were filtered (run so far: "
-                f"{self.ledger.books.by_reason()}). Try easier or harder tasks, algorithm.filter_uniform_groups = "
-                "false, or a larger algorithm.max_group_attempts"
+                f"{so_far}). Try easier or harder tasks, algorithm.filter_uniform_groups = false, or a larger "
+                "algorithm.max_group_attempts"
             )
 
     def _start(self, ordinal: int, task: Task) -> None:

@@ -16,13 +16,13 @@ from rllm_core.costs import REWARDS, SAMPLING, TOOLS, Tally, collecting, current
 from rllm_core.engine import Completer, RolloutEngine, TITOCompleter, TokenSource
 from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
-from rllm_core.hosts.rollout_failures import failure_of
+from rllm_core.hosts.rollout_failures import awaited, failure_of
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.slots import Slots
-from rllm_core.limits.timeouts import contained, stop, waiting_at, whereabouts
+from rllm_core.limits.timeouts import stop, waiting_at, whereabouts
 from rllm_core.scope import CallTimes, RolloutScope, timing
 from rllm_core.seeds import derive_seed
-from rllm_core.training.acceptance import accept
+from rllm_core.training.acceptance import accept, name_of
 from rllm_core.training.garbage import YoungGarbage
 from rllm_core.training.requests import RequestMerger
 from rllm_core.types import Episode, SamplingParams, Task, TerminationReason, Trajectory, freeze
@@ -279,12 +279,14 @@ class RolloutRunner:
         try:
             # Accept (copy) immediately, so that later changes by the workflow cannot affect the run.
             with timing(calls):
-                returned = await contained(place.run(task, completer))
+                returned = await awaited(place.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
             if os.getpid() != self._pid:
                 # A forked child that continues here would write the parent's files a second time.
-                os.write(2, f"a process forked by run() of workflow {self.workflow.name!r} returned; killed\n".encode())
+                os.write(
+                    2, f"a process forked by run() of workflow {name_of(self.workflow)!r} returned; killed\n".encode()
+                )
                 os._exit(1)
 
     async def _end(self, work: asyncio.Task[Episode], scope: RolloutScope) -> bool:
@@ -328,7 +330,8 @@ class RolloutRunner:
             error_text = episode.error or "reported by the workflow"
             return Rollout(self._failed(task, episode.termination_reason, error_text))
         if not episode.trajectories:
-            return Rollout(self._failed(task, episode.termination_reason, "the episode has no trajectory"))
+            why = "the episode has no trajectory: no call to the model is in it"
+            return Rollout(self._failed(task, episode.termination_reason, why))
         return Rollout(episode)
 
     async def _scored(self, teacher: Teacher, task: Task, episode: Episode) -> Episode:

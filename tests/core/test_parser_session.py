@@ -176,6 +176,19 @@ def test_a_parser_may_refuse_a_bridge_because_of_the_messages(toys: SimpleNamesp
     assert session.next_prompt([USER, session.answer, SYSTEM, USER]).break_reason is BreakReason.BRIDGE_NONE
 
 
+@pytest.mark.parametrize("wrong", [{"role": "user", "text": "ask"}, {"role": "system"}, {"role": "tool", "id": "1"}])
+def test_a_new_message_without_content_is_refused(toys: SimpleNamespace, wrong: dict[str, Any]) -> None:
+    """A template renders it as empty, so training would go on with a question that nobody sees."""
+    session = toys.LetterParser().session()
+    with pytest.raises(ValueError, match=f"a message of role '{wrong['role']}' needs content; it has 'role'"):
+        session.next_prompt([wrong])
+    session.next_prompt([USER])
+    session.record([1])
+    with pytest.raises(ValueError, match="needs content"):
+        session.next_prompt([USER, session.answer, wrong])
+    assert session.next_prompt([USER, session.answer, {"role": "user", "content": ""}]).prompt_ids.size
+
+
 def test_a_turn_adds_something(toys: SimpleNamespace) -> None:
     session = answered(toys)
     assert session.next_prompt([USER, session.answer]).break_reason is BreakReason.HISTORY_EDITED

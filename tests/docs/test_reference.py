@@ -29,6 +29,7 @@ from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.resuming import RESUMABLE
 from rllm_core.runs import launch
 from rllm_devkit.scripted import ScriptedBackend
+from rllm_devkit.templates import KINDS
 
 RUN_FOLDER = Page(ROOT / "docs" / "run-folder.md")
 CLI = Page(ROOT / "docs" / "cli.md")
@@ -270,3 +271,8 @@ def test_every_option_is_documented(path: str) -> None:
     assert documented == options
     if path != "rllm-core":
         assert re.search(r"\bExits with 0\b", section)
+
+
+def test_every_kind_of_new_is_documented() -> None:
+    table = re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes)? ?\|$", CLI.section("rllm-core new"), re.M)
+    assert {kind: bool(file) for kind, file in table} == {kind: bool(made.target) for kind, made in KINDS.items()}

@@ -25,6 +25,7 @@ from rllm_core.providers import (
     CommandProvider,
     ParserProvider,
     Provider,
+    RewardFunctionProvider,
     WorkflowProvider,
 )
 
@@ -224,6 +225,8 @@ def test_unknown_names_list_what_exists_and_suggest(manager: Build) -> None:
         plugins.select(ParserProvider, "nothing-like-it")
     with pytest.raises(PluginError, match=r"no backend named 'vrel'; did you mean 'verl'\?"):
         plugins.select(BackendProvider, "vrel")
+    with pytest.raises(PluginError, match=r"no reward function named 'score\.py:f'; a file .* \./score\.py:f; inst"):
+        plugins.select(RewardFunctionProvider, "score.py:f")
 
 
 @pytest.mark.parametrize(("kind", "name", "package"), [(*key, package) for key, package in first_party().items()])

@@ -91,6 +91,39 @@ def test_whatever_goes_wrong_is_an_episode_with_a_reason_and_no_reward(task_id: 
     assert episode.rollout_id
 
 
+class Plain(Workflow):
+    """Without a name, as a class in a file may be."""
+
+    returned: Any = None
+
+    def tasks(self, split: Any) -> list[Task]:
+        return []
+
+    def run(self, task: Task, completer: Completer) -> Any:
+        return self.returned
+
+
+class Unreturned(Plain):
+    async def run(self, task: Task, completer: Completer) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("workflow", "error"),
+    [
+        (Plain, "run() must be a coroutine function (async def run), but returned NoneType without one"),
+        (Unreturned, "returned NoneType, not an Episode"),
+        (Unreturned, "(run() of workflow 'Unreturned', "),
+    ],
+)
+def test_what_run_has_to_return_is_told(workflow: type[Workflow], error: str) -> None:
+    config = RunConfig.model_validate({"workflow": "w"})
+    runner = RolloutRunner(Inline.of(workflow()), ScriptedEngine(), config, lockstep=False)
+    failed = asyncio.run(runner.attempt(Task(task_id="1"), RolloutKey("train", 0, 0)))
+    assert error in str(failed.episode.error)
+    assert failed.is_final, "the next attempt would end in the same way"
+
+
 def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
     assert play("hang", rollout_timeout_seconds=0.05).termination_reason is TerminationReason.TIMEOUT
 

@@ -16,7 +16,7 @@ from rllm_core.assembly.tasks import TaskStream
 from rllm_core.engine import TITOCompleter
 from rllm_core.plugins import PluginManager
 from rllm_core.training.rollouts import RolloutKey
-from rllm_core.types import SamplingParams
+from rllm_core.types import Episode, SamplingParams, Task, TerminationReason
 from rllm_devkit.scripted import (
     ByteParser,
     ScriptedBackend,
@@ -264,6 +264,16 @@ def test_uniform_groups_are_refilled(run_scripted: Any) -> None:
     assert books["dispatched"] == books["trained"] + books["filtered"]
     assert run.summary["books_by_reason"]["filtered"] == {"uniform_reward": books["filtered"]}
     assert all(row["uniform_groups_share"] == 0 for row in run.lines("metrics"))
+
+
+def test_a_run_whose_rollouts_all_fail_says_so(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run_without_a_call(self: Any, task: Task, completer: Any) -> Episode:
+        return Episode(task_id=task.task_id, trajectories=[], termination_reason=TerminationReason.DONE)
+
+    monkeypatch.setattr(ScriptedWorkflow, "run", run_without_a_call)
+    run = run_scripted("algorithm.max_group_attempts=2", "rollout.max_attempts=1")
+    assert "groups because rollouts failed (run so far: failed: done " in str(run.error)
+    assert "too many were filtered" not in str(run.error)
 
 
 def test_a_run_whose_groups_are_all_filtered_ends_with_the_reason(run_scripted: Any) -> None:

@@ -30,6 +30,17 @@ REWARDS = """
 import os
 import time
 
+import numpy as np
+
+def of_numpy(task, text):
+    return np.float32(0.5), {"share": np.int64(3), "is_right": np.bool_(True)}
+
+def huge(task, text):
+    return 10**400
+
+def set_of_parts(task, text):
+    return 1, {"letters": set("a")}
+
 def length(task, text):
     return len(text) / task.data["longest"]
 
@@ -62,6 +73,7 @@ class Rewards:
     @hookimpl
     def reward_functions(self) -> list[RewardFunctionProvider]:
         names = ("length", "whole", "endless", "words", "infinite", "raises", "dies", "absent")
+        names += ("of_numpy", "huge", "set_of_parts")
         return [RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
 
 
@@ -99,6 +111,11 @@ def test_true_and_false_are_one_and_zero(services: Services) -> None:
     assert closed(services, both()) == [1.0, 0.0]
 
 
+def test_numbers_of_numpy_are_numbers(services: Services) -> None:
+    score = closed(services, services.reward_function("of_numpy")(Task(task_id="t"), "abc"))
+    assert (score, score.parts) == (0.5, {"share": 3.0, "is_right": 1.0})
+
+
 @pytest.mark.slow
 def test_services_work_again_after_they_were_closed(services: Services) -> None:
     length = services.reward_function("length")
@@ -111,7 +128,9 @@ def test_services_work_again_after_they_were_closed(services: Services) -> None:
     ("name", "error", "message"),
     [
         pytest.param("endless", ChildTimeout, "longer than 1 s", marks=pytest.mark.slow),
-        ("raises", ChildRaised, "KeyError: 'abc'"),
+        ("raises", ChildRaised, r"^reward function raises \(.*planted_rewards.py:\d+\) raised KeyError: 'abc'$"),
+        ("huge", ValueError, r"reward function 'huge' .*returned 1000+, not a finite number"),
+        ("set_of_parts", ValueError, r"returned the part \('letters', \{'a'\}\); a part is a finite number or text"),
         ("words", ValueError, "reward function 'words' .*returned 'much', not a finite number"),
         ("infinite", ValueError, "reward function 'infinite' .*returned inf, not a finite number"),
     ],

@@ -236,7 +236,9 @@ def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Cal
 @pytest.mark.parametrize(
     ("name", "text", "reference", "message"),
     [
-        ("env.py", "", "env.py", "the file must contain one of these subclasses of rllm_core.workflow.Workflow: none"),
+        ("env.py", "", "env.py", "the file has no subclasses of rllm_core.workflow.Workflow; write one, or"),
+        ("env.py", WORKFLOW.replace("run(", "play("), "env.py", r"env\.py': class Echo lacks run; write them"),
+        ("env.py", WORKFLOW.replace("def ", "def _"), "env.py:Echo", "class Echo lacks run, tasks; write them"),
         ("env.py", WORKFLOW + "\n\nclass Other(Echo):\n    pass\n", "env.py", "Echo, Other; name one, such as"),
         ("env.py", WORKFLOW, "env.py:Config", r"Config is not one of the file's subclasses .* \(Echo\)"),
         ("env.py", "import nothing_of_this_name", "env.py", "cannot be loaded: .*nothing_of_this_name"),

@@ -143,6 +143,8 @@ class AgentWorkflow(GatewayWorkflow):
         async with self.gateway.rollout(completer) as endpoint:
             with tempfile.TemporaryDirectory(prefix="rllm-agent-", ignore_cleanup_errors=True) as folder:
                 result = await self._play(task.data, endpoint, folder)
+        if endpoint.refused and not endpoint.forest.roots:  # the agent has handled the errors of all its calls
+            raise AgentFailed(f"none of the agent's calls was answered; the last one got status {endpoint.refused}")
         reward = await self._reward(task, result)
         return endpoint.episode(
             task,

@@ -59,6 +59,7 @@ class Endpoint:
         sending: Connections on which answers are being sent. `close` closes them, since a client may not read.
         failure: The error by which the rollout fails when it ends: the first one that the agent could not have caused,
             or, after `close`, a last call that was too long.
+        refused: The last call that was refused, as status and message, or "".
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Endpoint:
         self.counts: Counter[str] = Counter()
         self.sending: set[asyncio.Transport] = set()
         self.failure: Exception | None = None
+        self.refused = ""
         self._completer = completer
         self._root_url = f"{url}/r/{secret}"
         self._secret = secret
@@ -139,6 +141,7 @@ class Endpoint:
             yield
         except CallRefused as refused:
             self.counts[f"refused_{refused.status // 100}xx"] += 1
+            self.refused = f"{refused.status}: {refused}"
             raise
         except Exception as error:
             self.counts["refused_5xx"] += 1

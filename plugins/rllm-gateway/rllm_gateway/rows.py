@@ -39,6 +39,9 @@ def read_rows(train_file: str, validation_file: str, held_out_share: float) -> d
 def _tasks(file: str) -> list[Task]:
     try:
         lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        where = "" if Path(file).is_absolute() else f" in the working directory {Path.cwd()}"
+        raise ConfigError(f"the rows of agent cannot be read from {file}: there is no such file{where}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the rows of agent cannot be read from {file}: {error}") from error
     tasks: dict[str, Task] = {}

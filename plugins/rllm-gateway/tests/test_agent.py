@@ -162,6 +162,22 @@ async def test_the_engines_failure_counts_and_not_the_agents(folder: Path) -> No
         await play(folder, policy=Policy(fails), **program(swallows))
 
 
+async def test_the_reason_is_named_if_all_calls_are_refused_and_the_agent_ignores_it(folder: Path) -> None:
+    text = """
+body = json.dumps({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}).encode()
+try:
+    urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body))
+except Exception:
+    print("a guess")
+"""
+    with pytest.raises(
+        AgentFailed, match=r"none of .* calls was answered; .* status 400: response_format = json_object"
+    ):
+        await play(folder, **program(text))
+    [episode] = await play(folder, **program(text + "ask([{'role': 'user', 'content': 'say 1'}])"))
+    assert episode.metrics["gateway_refused_4xx"] == 1
+
+
 async def test_when_a_rollout_is_cancelled_its_program_ends_with_all_it_started(folder: Path) -> None:
     pids = folder / "pids"
     text = f"""
@@ -227,6 +243,7 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
         ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is not one of"),
         ({"function": "AGENTS:nothing"}, "cannot be loaded"),
         ({"command": ("x",), "train_file": "/nowhere.jsonl"}, "cannot be read from /nowhere.jsonl"),
+        ({"command": ("x",), "train_file": "nowhere.jsonl"}, "there is no such file in the working directory /"),
         ({"command": ("x",), "held_out_share": 0.9999999}, "leaves no row for training"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rllm_core.errors import ConfigError, RunError
@@ -27,15 +28,22 @@ def save(
     parameters: dict[str, torch.nn.Parameter],
     tokenizer: PreTrainedTokenizerBase | ProcessorMixin,
 ) -> None:
-    """Writes weights (or adapters), tokenizer or processor for transformers, and the optimizer's moments."""
-    with no_progress_bars():
-        model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    """Writes weights (or adapters), tokenizer or processor for transformers, and the optimizer's moments.
+
+    Raises:
+        OSError: If the disk rejects a write.
+    """
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state[parameter].items():
             moments[f"{key}.{name}"] = value.contiguous()
-    save_file(moments, directory / OPTIMIZER_FILE)
+    try:
+        with no_progress_bars():
+            model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        save_file(moments, directory / OPTIMIZER_FILE)
+    except SafetensorError as error:  # is no OSError, so a full disk would look like a bug
+        raise OSError(str(error)) from error
 
 
 def load(

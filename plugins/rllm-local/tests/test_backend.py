@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -171,6 +172,18 @@ async def test_a_checkpoint_is_an_ordinary_model_folder(
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template
+
+
+async def test_a_full_disk_is_an_error_of_the_disk(run_config: Build, tmp_path: Path) -> None:
+    """The core then names the file; safetensors' own error would be blamed on this plugin."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with started(run_config()) as (backend, _):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                await backend.save_checkpoint(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 async def test_a_checkpoint_of_another_model_is_refused(

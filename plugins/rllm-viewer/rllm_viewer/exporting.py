@@ -34,7 +34,8 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
         ``adapter``; ``base_model`` is None for a model; ``load`` holds the lines of Python that load it.
 
     Raises:
-        ConfigError: If there is no such checkpoint, its backend cannot export it, or the folder is not empty.
+        ConfigError: If there is no such checkpoint, its backend cannot export it, or the folder is not empty or cannot
+            be created.
         RunError: If the checkpoint is damaged, or the export fails.
     """
     config = resolved_run(run, plugins).config
@@ -55,7 +56,10 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
         )
     manifest = checkpoint.read(saved)
     checkpoint.check_backend_files(saved, manifest)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     try:
         _written(provided, plugins, saved, config, partial)
         if merge and (partial / ADAPTER_CONFIG).exists():

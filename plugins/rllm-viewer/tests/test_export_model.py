@@ -172,6 +172,11 @@ def test_nothing_is_overwritten(trained, plugins: PluginManager, tmp_path: Path)
     assert (target / "config.json").exists()
 
 
+def test_a_folder_that_cannot_be_created_is_one_line(trained, plugins: PluginManager) -> None:
+    with pytest.raises(ConfigError, match=r"^/proc/x/model cannot be written: "):
+        export(trained(()), Path("/proc/x/model"), plugins, step=None, merge=False)
+
+
 def changed(backend: Path) -> None:
     (backend / "config.json").write_text("{}")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import fcntl
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from recorded_runs import called, failed, group, rollout, shown, sorting, step, write_run
@@ -233,6 +234,20 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         imported(out, run, "sft")
     (tmp_path / "empty").mkdir()
     imported(out, tmp_path / "empty", "sft")
+
+
+def test_a_read_only_file_system_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    run = several(tmp_path / "run")
+    original = Path.open
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(
+        Path, "open", lambda path, *how, **more: (refuse if "w" in how else original)(path, *how, **more)
+    )
+    with pytest.raises(RunError, match=r"rows.jsonl cannot be written: Read-only file system"):
+        exported(run, tmp_path / "rows.jsonl", "sft")
 
 
 @pytest.mark.parametrize(

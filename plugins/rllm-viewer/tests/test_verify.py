@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 from rllm_core.cli import cli
 from rllm_core.errors import ConfigError
-from rllm_viewer.verify import verify
+from rllm_viewer.verify import Verification, verify
 
 ASYNCHRONOUS = (
     "training.staleness_threshold=1",
@@ -212,6 +213,24 @@ def test_the_command_says_so_and_exits_accordingly(folder: Path) -> None:
     problems = verify(folder).problems
     assert bad.output.splitlines()[-1] == f"NOT verified: {len(problems)} problem(s)"
     assert bad.stderr.splitlines() == problems
+
+
+def test_a_run_that_writes_meanwhile_is_not_called_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify_while_it_writes(run_dir: Path) -> Verification:
+        with (folder / "events.jsonl").open("a") as journal:
+            journal.write("\n" * is_writing)
+        return verify(run_dir)
+
+    cut_metrics(folder)
+    monkeypatch.setattr("rllm_viewer.verify.verify", verify_while_it_writes)
+    with (folder / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_writing = True
+        ended = CliRunner().invoke(cli, ["verify", str(folder)])
+        assert isinstance(ended.exception, ConfigError)
+        assert "is still running, and has written into its files while they were compared" in str(ended.exception)
+        is_writing = False
+        assert CliRunner().invoke(cli, ["verify", str(folder)]).exit_code == 1, "nothing was written"
 
 
 @pytest.mark.slow

@@ -175,12 +175,19 @@ def open_file(path: Path, columns: Sequence[str]) -> DatasetRows:
         ConfigError: If the file does not exist, its format is unknown, or it lacks a column.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist" + (", or is not a file" if path.exists() else ""))
+        raise ConfigError(missing(path))
     if path.suffix == ".parquet":
         return Parquet(path, columns)
     if path.suffix == ".jsonl":
         return JsonLinesDataset(path)
     raise ConfigError(f"{path} must end in .jsonl or .parquet")
+
+
+def missing(path: Path) -> str:
+    """Returns the error for a path that is no file."""
+    if path.exists():
+        return f"{path} does not exist, or is not a file"
+    return f"{path} does not exist" + ("" if path.is_absolute() else f" in the working directory {Path.cwd()}")
 
 
 def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[DatasetRows, list[str]]:
@@ -230,7 +237,8 @@ def check_columns(source: str, wanted: Sequence[str], known: Sequence[str]) -> N
     """
     for column in wanted:
         if column not in known:
-            raise ConfigError(f"{source} has no column {column!r}; {suggest(column, list(known))}")
+            hint = f"; dataset.{column} names another column" if column in ("question", "answer") else ""
+            raise ConfigError(f"{source} has no column {column!r}; {suggest(column, list(known))}{hint}")
 
 
 def _library(source: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from rllm_core.errors import ConfigError
 from rllm_core.types import Messages
-from rllm_workflows.dataset_rows import without_nulls
+from rllm_workflows.dataset_rows import missing, without_nulls
 
 ItemT = TypeVar("ItemT")
 
@@ -241,7 +241,7 @@ def open_rows(path: Path) -> ConversationRows:
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path} must end in {' or '.join(FORMATS)}")
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist" + (", or is not a file" if path.exists() else ""))
+        raise ConfigError(missing(path))
     rows = JsonLinesRows(path) if path.suffix == ".jsonl" else ParquetRows(path)
     if not rows:
         raise ConfigError(f"{path} has no rows")

@@ -216,7 +216,7 @@ def test_bad_rows(tmp_path, row, complaint):
             "'answer': 'none' does not contain a number, which reward 'numeric' needs",
         ),
         ({"question": "qestion"}, {}, "it has no column 'qestion'; did you mean 'question'"),
-        ({"answer": "label"}, {}, "it has no column 'label'; known: question, answer"),
+        ({"answer": "label"}, {}, "it has no column 'label'; known: question, answer$"),
         ({"id": "key"}, {"key": 1.5}, r"'key' must be text or an integer, got 1.5 \(float\)"),
         ({"id": "key"}, {"key": "a\nb"}, "must be one line of at most"),
         ({"id": "key"}, {"key": "k" * 300}, "must be one line of at most 256 characters"),
@@ -230,6 +230,14 @@ def test_bad_columns(tmp_path, section, row, complaint):
     path = lines(tmp_path / "rows.jsonl", GOOD | row)
     with pytest.raises(ConfigError, match=f"rows.jsonl line 1: .*{complaint}|rows.jsonl line 1: {complaint}"):
         workflow_of(path, **section)
+
+
+def test_a_column_of_another_name_comes_with_the_key_that_names_it(tmp_path):
+    path = lines(tmp_path / "rows.jsonl", {"prompt": "sort: ba", "answer": "ab"})
+    with pytest.raises(
+        ConfigError, match=r"no column 'question'; known: prompt, answer; dataset\.question names another"
+    ):
+        workflow_of(path)
 
 
 def test_ids_must_differ(tmp_path):
@@ -276,7 +284,7 @@ def test_encodings(tmp_path):
     [
         ({}, "dataset needs exactly one of train_file, saved and hub_dataset: none is set"),
         ({"train_file": "a.jsonl", "saved": "b"}, "needs exactly one of .*: set only one of train_file and saved"),
-        ({"train_file": "nowhere.jsonl"}, "nowhere.jsonl does not exist"),
+        ({"train_file": "nowhere.jsonl"}, "nowhere.jsonl does not exist in the working directory /"),
         ({"train_file": "."}, ". does not exist, or is not a file"),
         ({"train_file": __file__}, "must end in .jsonl or .parquet"),
         ({"saved": "nowhere"}, "nowhere does not exist, or was not written by save_to_disk"),

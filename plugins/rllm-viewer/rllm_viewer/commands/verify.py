@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rllm_core.cli.tables import echo_json, echo_table
+from rllm_core.errors import ConfigError
 
 
 @click.command()
@@ -21,9 +22,18 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
     trained twice or before it is complete, steps and weight versions are consecutive, and staleness stays within its
     limit. Exits with 1 if a check fails.
     """
+    from rllm_viewer.results import is_running
     from rllm_viewer.verify import verify as check
 
+    was_running, written = is_running(run), _bytes_of_events(run)
     result = check(run)
+    if was_running and result.status == "interrupted":
+        result.status = "running"
+    if was_running and not result.holds and _bytes_of_events(run) != written:
+        raise ConfigError(
+            f"{run} is still running, and has written into its files while they were compared; verify it when it has "
+            "ended"
+        )
     if as_json:
         echo_json({"holds": result.holds, **asdict(result)})
     else:
@@ -44,3 +54,8 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
             "every rollout is accounted for" if result.holds else f"NOT verified: {len(result.problems)} problem(s)"
         )
     context.exit(0 if result.holds else 1)
+
+
+def _bytes_of_events(run: Path) -> int:
+    journal = run / "events.jsonl"
+    return journal.stat().st_size if journal.is_file() else 0

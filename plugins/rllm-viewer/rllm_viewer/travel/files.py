@@ -31,7 +31,8 @@ def write(path: Path, rows: Iterable[Row], as_text: Sequence[str]) -> int:
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if partial.exists():  # even to unlink a file that does not exist is an error on a read-only file system
+            partial.unlink()
     return count
 
 
