@@ -100,7 +100,7 @@ help:
 	@echo "make lint            run ruff, mypy and shellcheck"
 	@echo "make starter-model   create the starter model and print its folder"
 	@echo "make verl-env        create the environment with real verl and vLLM on the CPU, and its model (4 GB)"
-	@echo "make test-exhaustive run kills at every operation and all combinations of algorithms; not part of make test"
+	@echo "make test-exhaustive run kills at every operation, all combinations of algorithms and more seeds; not part of make test"
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
