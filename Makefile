@@ -89,7 +89,7 @@ ifndef AT_ONCE
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
-.PHONY: help train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
+.PHONY: help compiled train starter-model test test-fast verl-env tinker-env tinker-server lint docs docs-browser docs-serve \
 	docs-reference curves wheels release-check clean test-tinker-cookbook test-exhaustive test-tinker-038 tinker-seeds verl-seeds workflow-seeds \
 	agents-newest agents-cli verifiers-newest chromium viewer-pictures $(TEST_LANES)
 
@@ -100,7 +100,7 @@ help:
 	@echo "make lint            run ruff, mypy and shellcheck"
 	@echo "make starter-model   create the starter model and print its folder"
 	@echo "make verl-env        create the environment with real verl and vLLM on the CPU, and its model (4 GB)"
-	@echo "make test-exhaustive run kills at every operation and all combinations of algorithms; not part of make test"
+	@echo "make test-exhaustive run kills at every operation, all combinations of algorithms and more seeds; not part of make test"
 	@echo "make test-packages   test plugins, command line, documentation and installed wheels"
 	@echo "make test-tinker     test backend and parser tinker against a real server on this machine"
 	@echo "make test-trackers   test the trackers with the real libraries (0.5 GB)"
@@ -135,13 +135,17 @@ starter-model: $(VENV)/.installed
 test: lint $(TEST_ENVIRONMENTS:%=%/.installed) chromium
 	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) AT_ONCE=1 $(TEST_LANES)
 
-test-core: $(VENV)/.installed
+# Hundreds of processes import these sources, and would compile them where PYTHONDONTWRITEBYTECODE is set.
+compiled: $(VENV)/.installed
+	@$(VENV)/bin/python -m compileall -q rllm_core $(wildcard plugins/rllm-*/rllm_*)
+
+test-core: compiled
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(CORE_TESTS)
 
 test-exhaustive: $(VENV)/.installed
-	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS) tests/installed
+	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m by_hand $(CORE_TESTS) tests/installed plugins/rllm-viewer
 
-test-packages: $(VENV)/.installed
+test-packages: compiled
 	@$(TEST_ENVIRONMENT) $(VENV)/bin/pytest -q $(BY_FILE) -m "not by_hand" $(PACKAGE_TESTS)
 
 workflow-seeds: $(VENV)/.installed

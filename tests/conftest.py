@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,22 @@ if find_spec("hypothesis"):  # some of the other environments have none
         "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("tests")
+
+
+def pytest_sessionstart() -> None:
+    """Lets Ctrl-C be Ctrl-C in a lane in the background, too, which a shell starts with SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the compiled tests for the next process where PYTHONDONTWRITEBYTECODE is set, but not what tests write."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_collection_finish() -> None:

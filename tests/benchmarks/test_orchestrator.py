@@ -120,7 +120,7 @@ def test_a_tiny_measurement_of_the_bookkeeping_has_every_figure(
     monkeypatch.setattr(trials, "ROOT", tmp_path)
     for name, value in (("ROLLOUTS", 4), ("GROUPS", 4), ("GROUPS_PER_STEP", 2)):
         monkeypatch.setattr(bookkeeping, name, value)
-    orchestrator.main(["--parts", "bookkeeping", "--bookkeeping-trials", "2"])
+    orchestrator.main(["--parts", "bookkeeping", "--bookkeeping-trials", "1"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = trials.read_rows(trials.raw_path("orchestrator"))
     assert found == bookkeeping.figures(rows)

@@ -23,7 +23,7 @@ OF_AGENTS = [PAGE, *(page for page in PAGES if page.path.parent.name == "agents"
 BLOCKS = [(page, block) for page in OF_AGENTS for block in page.blocks if block.language == "python"]
 # The page tells its readers to activate their environment, so that python and rllm-core are the same one's.
 ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])}
-SHORT = ("steps=2", "groups_per_step=2", "rollouts_per_group=2", "validation_rollouts=1")
+SHORT = ("steps=2", "groups_per_step=1", "rollouts_per_group=2", "validation_rollouts=1")
 TRAINING = [
     command for command in PAGE.commands if command.startswith("rllm-core train") and "--dry-run" not in command
 ]
@@ -84,7 +84,7 @@ def test_the_commands_of_the_page_train(folder: Path, command: str) -> None:
     for row in rows:
         assert row["workflow/gateway_calls"] == row["turns_mean"] == 2
         assert row["workflow/gateway_roots"] == 1
-        assert row["samples"] == row["trajectories"] == 4
+        assert row["samples"] == row["trajectories"] == 2
     rollout = group_at(folder / "runs/short", index_of(folder / "runs/short")[-1]).rollouts[0]
     if "result" in rollout.episode.metadata:
         assert len(json.loads(rollout.episode.metadata["result"])) == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from forked import Forks
 from generate import first_party_plugins
 from pages import PAGES, ROOT, Page, write_files
 
@@ -160,25 +159,37 @@ ELSEWHERE = {
 WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in p.blocks) and p.name not in ELSEWHERE]
 
 
+# A run of 50 steps shows no more of its lines than one of 4.
+SHORTER = ('"training.steps": 50', '"training.steps": 4')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_python_runs(page: Page, tmp_path: Path) -> None:
+def test_python_runs(page: Page, forking: Forks, tmp_path: Path) -> None:
     for contract in (page for page in PAGES if page.path.parent.name == "contracts"):
         write_files(contract, tmp_path)  # together they form one package
     modules = write_files(page, tmp_path)
     fragments = [block.text for block in page.blocks if block.language == "python" and not block.file]
     script = tmp_path / "fragments_of_the_page.py"
-    script.write_text("\n\n".join(fragments), encoding="utf-8")
+    script.write_text("\n\n".join(fragments).replace(*SHORTER), encoding="utf-8")
+    program = tmp_path / "program_of_the_page.py"
     # A module that a block only mentions does not exist; a module that is imported must.
-    code = (
-        "".join(f"import {module}\n" for module in modules)
-        + f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    program.write_text(
+        "import runpy, warnings\nwarnings.simplefilter('error')\n"
+        + "".join(f"import {module}\n" for module in modules)
+        + f"runpy.run_path({str(script)!r}, run_name='__main__')\n",
+        encoding="utf-8",
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, check=True)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = forking.start(
+        [],
+        program=str(program),
+        output=tmp_path / "output",
+        folder=tmp_path,
+        path=[str(tmp_path)],
+        environment={**os.environ, "PYTHONPATH": path},  # of its child processes
+    )
+    assert process.wait() == 0, process.err
 
 
 def test_make_targets_that_are_named_exist() -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 
-import pytest
 from pages import ROOT, Page
 from protocol import FROM_RUN, FROM_WORKER, PAGE, PARTS, page, tag
 
@@ -76,12 +75,6 @@ def test_every_check_and_instruction_is_on_the_page() -> None:
 def instructions() -> list[str]:
     """The instructions in the table."""
     return re.findall(r'^\| `(\["\w+".*?\])` \|', PROTOCOL.section("The reference workflow"), re.M)
-
-
-@pytest.mark.slow
-def test_the_example_runs() -> None:
-    [example] = [block for block in PROTOCOL.blocks if block.language == "python"]
-    exec(compile(example.text, "worker-protocol.md", "exec"), {})  # noqa: S102 - our own page
 
 
 def test_the_page_is_in_the_navigation() -> None:

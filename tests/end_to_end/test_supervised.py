@@ -23,8 +23,8 @@ def test_the_entropy_is_that_of_the_grammar(tmp_path: Path) -> None:
 def test_supervised_training_reaches_the_entropy_of_what_it_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "SFT", supervised.SFT.replace("steps = 280", "steps = 200"))
+    monkeypatch.setattr(supervised, "SFT", supervised.SFT.replace("steps = 280", "steps = 120"))
     row = supervised.learn_grammar(3, tmp_path)
     assert row["nll_before"] > 2 * row["entropy"]
-    assert row["nll_after"] < 1.05 * row["entropy"]
+    assert row["nll_after"] < 1.05 * row["entropy"], "half of these steps reach 1.08 times the entropy"
     assert row["nll_after"] > 0.95 * row["entropy"], "nothing can be better than the grammar, but for the rows it drew"

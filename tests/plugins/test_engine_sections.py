@@ -157,7 +157,8 @@ def test_its_check_says_what_it_needs_and_passes_with_it(rllm_core: Run) -> None
     from rllm_local.starter import starter_model
 
     arguments = ("plugins", "check", "proxy", "--json")
-    unset = rllm_core(*arguments, packages=("rllm-proxy",))
+    only = {"RLLM_PLUGINS": "proxy,devkit,local,renderers"}  # it probes all that are installed
+    unset = rllm_core(*arguments, packages=("rllm-proxy",), **only)
     assert unset.returncode == 1, unset.stdout
     [engine] = [group for group in json.loads(unset.stdout)["groups"] if group["kind"] == "engine"]
     assert engine["outcome"] == "failed"
@@ -169,7 +170,7 @@ def test_its_check_says_what_it_needs_and_passes_with_it(rllm_core: Run) -> None
         }
     ]
     settings = ("-o", "proxy.engine=local", "-o", "parser=chat_template", "--model", str(starter_model()))
-    passed = rllm_core(*arguments, *settings, packages=("rllm-proxy",))
+    passed = rllm_core(*arguments, *settings, packages=("rllm-proxy",), **only)
     assert passed.returncode == 0, passed.stdout
     [engine] = [group for group in json.loads(passed.stdout)["groups"] if group["kind"] == "engine"]
     assert engine["outcome"] == "passed"

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import importlib_metadata
 import pytest
@@ -104,12 +105,13 @@ def test_the_listing_reads_metadata_only_and_so_does_doctor(site: str, tmp_path:
 
 @pytest.mark.slow
 def test_the_health_of_each_is_told_with_its_place(site: str, tmp_path: Path) -> None:
-    names = ",".join(MISFITS)
-    run = command_line(
-        "-v", "plugins", "--load", "--json", "--deadline-seconds=10", path=site, cwd=tmp_path, RLLM_PLUGINS=names
-    )
-    assert run.returncode == 0, run.stderr
-    rows = {row["name"]: row for row in json.loads(run.stdout) if row["name"] in MISFITS}
+    rows: dict[str, dict[str, Any]] = {}
+    # What spins until the deadline needs no long one, and takes a processor from the others.
+    for names, seconds in ((["spins"], 5), ([name for name in MISFITS if name != "spins"], 10)):
+        listing = ("-v", "plugins", "--load", "--json", f"--deadline-seconds={seconds}")
+        run = command_line(*listing, path=site, cwd=tmp_path, RLLM_PLUGINS=",".join(names))
+        assert run.returncode == 0, run.stderr
+        rows |= {row["name"]: row for row in json.loads(run.stdout) if row["name"] in names}
     assert rows.keys() == MISFITS.keys()
     for name, misfit in MISFITS.items():
         row = rows[name]

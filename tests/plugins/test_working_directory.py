@@ -29,7 +29,9 @@ def test_a_plugin_and_modules_that_lie_there_are_not_seen(command: str, tmp_path
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rllm-planted\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[rllm_core]\nplanted = rllm_planted\n", encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    for arguments in (["plugins", "--json"], ["workflows", "--json"], ["plugins", "--load", "--json"]):
+    # Both start the same children to load plugins.
+    loading = [["plugins", "--load", "--json"]] if command == "python -m rllm_core" else []
+    for arguments in (["plugins", "--json"], ["workflows", "--json"], *loading):
         run = subprocess.run(
             [*COMMANDS[command], *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
         )

@@ -203,12 +203,11 @@ def test_a_resumed_run_keeps_the_tasks_of_its_groups(
     assert len(set(told)) == len(told), "each result is told once"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["file", "difficulty", "difficulty with subsets"])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
-    tmp_path: Path, sampler: Callable[..., str], name: str, how: signal.Signals
+    tmp_path: Path, sampler: Callable[..., str], name: str
 ) -> None:
-    """Byte by byte: metrics, the sampler's state, and the tasks of all groups."""
+    """Byte by byte, after SIGKILL and SIGTERM: metrics, the sampler's state, and the tasks of all groups."""
     settings = [sampler() if name == "file" else "training.sampler=difficulty"]
     if name == "difficulty with subsets":
         settings.append("training.sampler_options={subsets='number', spacing=2}")
@@ -221,25 +220,29 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
         )
     kept = ("algorithm.filter_uniform_groups=true", "algorithm.refill_filtered_groups=false")
     more = [argument for override in (*settings, *kept) for argument in ("-o", override)]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole = tmp_path / "whole"
     _, err = (process := start(whole, *more, command=command)).communicate(timeout=600)
     assert process.returncode == 0, err
-    process = start(stopped, *more, command=command)
-    wait_for_checkpoint(stopped, process, after_step=10)
-    process.send_signal(how)
-    process.communicate(timeout=600)
-    _, err = (process := start(stopped, "--resume", *more, command=command)).communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert verify(stopped).problems == []
-    assert (stopped / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    draws = [checkpoint.read(run / f"checkpoints/step-{STEPS:06d}")["generation"]["draws"] for run in (whole, stopped)]
-    assert json.dumps(draws[0]) == json.dumps(draws[1])
-    tasks = []
-    for run in (whole, stopped):
-        events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-        tasks.append({event["group"]: event["task"] for event in events if event["event"] == "dispatch"})
-    assert tasks[0] == tasks[1]
-    assert len(set(tasks[0].values())) > 3
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        stopped = tmp_path / how.name
+        process = start(stopped, *more, command=command)
+        wait_for_checkpoint(stopped, process, after_step=10)
+        process.send_signal(how)
+        process.communicate(timeout=600)
+        _, err = (process := start(stopped, "--resume", *more, command=command)).communicate(timeout=600)
+        assert process.returncode == 0, err
+        assert verify(stopped).problems == []
+        assert (stopped / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+        draws = [
+            checkpoint.read(run / f"checkpoints/step-{STEPS:06d}")["generation"]["draws"] for run in (whole, stopped)
+        ]
+        assert json.dumps(draws[0]) == json.dumps(draws[1])
+        tasks = []
+        for run in (whole, stopped):
+            events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+            tasks.append({event["group"]: event["task"] for event in events if event["event"] == "dispatch"})
+        assert tasks[0] == tasks[1]
+        assert len(set(tasks[0].values())) > 3
 
 
 BROKEN = {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[4] / "tests" / "support"))
 
+from forked import Forks, forks
 from made import NAMES, environment
 
 from rllm_core.cli import main
@@ -35,6 +37,13 @@ def rllm_core() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Forks]:
+    """Starts commands and programs as forks of a process that has imported torch."""
+    with forks() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Builds, installs, lists, tests and uses unmodified packages of ``rllm-core new``, in separate processes."""
+"""Builds, installs, lists, tests and uses unmodified packages of ``rllm-core new``, in separate processes.
+
+Those that train are forks of a process that has imported torch.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from forked import Forks
 from made import NAMES, environment
 
 from rllm_devkit.templates import PackageNames, try_package
@@ -155,7 +159,22 @@ def go_on(kind: str, folder: str = "") -> list[str]:
     return arguments
 
 
-def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_path: Path) -> None:
+Train = Callable[..., None]
+
+
+@pytest.fixture
+def train(forking: Forks, site: Path, tmp_path: Path) -> Train:
+    """``train(*arguments)``: runs a command that trains and succeeds, beside all packages."""
+
+    def run(*arguments: str) -> None:
+        around = {"folder": tmp_path, "environment": environment(tmp_path, site), "path": [str(site)]}
+        process = forking.start(arguments, output=tmp_path / "output", **around)
+        assert process.wait() == 0, process.err
+
+    return run
+
+
+def test_packages_of_strangers_train_together(rllm_core: Run, train: Train, site: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = go_on("workflow")
     for kind in ("parser", "loss", "tracker", "estimator", "correction", "scorer", "sampler"):
@@ -163,12 +182,10 @@ def test_packages_of_strangers_train_together(rllm_core: Run, site: Path, tmp_pa
         assert (command, workflow, options[:2]) == ("train", "sort", ["--backend", "local"])
         arguments += options[2:]
     workflow, loss, tracker, estimator = (NAMES[kind] for kind in ("workflow", "loss", "tracker", "estimator"))
-    trained = rllm_core(
+    train(
         *arguments, "--run-dir", str(run_dir), "-o", "algorithm.loss_options.width=0.3",
         "-o", f"{tracker}.metrics=['reward_mean']", "-o", "training.steps=3", "-o", f"{workflow}.letters=abcde",
-        cwd=tmp_path, site=site,
     )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
     config = tomllib.loads((run_dir / "run.toml").read_text())
     assert (config["workflow"], config["parser"], config["algorithm"]["loss"]) == (workflow, NAMES["parser"], loss)
     assert (config["algorithm"]["name"], config["algorithm"]["corrections"]) == (estimator, [NAMES["correction"]])
@@ -197,15 +214,12 @@ def rewards(run_dir: Path) -> list[float]:
     return [json.loads(line)["reward_mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_reward_is_learned_with_an_estimator(
-    rllm_core: Run, packages: dict[str, Path], site: Path, tmp_path: Path
-) -> None:
+def test_a_reward_is_learned_with_an_estimator(train: Train, packages: dict[str, Path], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     _, _, *with_estimator = go_on("estimator")
     arguments = [*go_on("reward", str(packages["reward"])), *with_estimator[2:], "--run-dir", str(run_dir)]
     fewer = ("-o", "training.steps=20", "-o", "training.validation_rollouts=0")
-    trained = rllm_core(*arguments, *fewer, cwd=tmp_path, site=site)
-    assert trained.returncode == 0, trained.stderr
+    train(*arguments, *fewer)
     algorithm = tomllib.loads((run_dir / "run.toml").read_text())["algorithm"]
     assert algorithm["name"] == NAMES["estimator"]
     assert fmean(rewards(run_dir)[-3:]) > fmean(rewards(run_dir)[:3]) + 0.1
@@ -219,9 +233,8 @@ def test_the_engine_is_evaluated(rllm_core: Run, site: Path, tmp_path: Path) -> 
     assert measured["reward_mean"] < 0.1
 
 
-def test_the_backend_learns(rllm_core: Run, site: Path, tmp_path: Path) -> None:
+def test_the_backend_learns(train: Train, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     fewer = ("-o", "sort.letters=abcd", "-o", "training.steps=30")
-    trained = rllm_core(*go_on("backend"), *fewer, "--run-dir", str(run_dir), cwd=tmp_path, site=site)
-    assert trained.returncode == 0, trained.stderr
+    train(*go_on("backend"), *fewer, "--run-dir", str(run_dir))
     assert fmean(rewards(run_dir)[-5:]) > 3 * fmean(rewards(run_dir)[:5]) > 0

@@ -1,9 +1,11 @@
 """A provider hook that never returns."""
 
+import time
+
 from rllm_core import hookimpl
 
 
 @hookimpl
 def workflows():
     while True:
-        pass
+        time.sleep(0.05)
