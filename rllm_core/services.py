@@ -134,7 +134,7 @@ class Services:
                 raise ValueError(
                     f"reward function {name!r}{where} returned the part {wrong}; a part is a finite number or text"
                 )
-            return Score(value, {REJECTED: 0.0, **parts} if blame_text else parts)
+            return Score(float(value), {REJECTED: 0.0, **parts} if blame_text else parts)
 
         return reward
 

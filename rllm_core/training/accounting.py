@@ -63,9 +63,9 @@ class Books:
 
     def described(self) -> str:
         """Returns the number of rollouts by outcome and reason, for people."""
+        ended = ((account, reasons.items()) for account, reasons in self.by_reason().items())
         return "; ".join(
-            f"{account}: " + ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
-            for account, reasons in self.by_reason().items()
+            f"{account}: {', '.join(f'{why} {count:,}' for why, count in found)}" for account, found in ended
         )
 
     def state_after_restart(self, kept: int = 0) -> dict[str, Any]:

@@ -139,22 +139,20 @@ class Generation:
 
     def _check_attempts(self) -> None:
         books = self.ledger.books
+        ended = {account: books.total(account) for account in ("failed", "filtered")}
         if not self.groups_since_step:
-            self._ended_before_step = {"failed": books.total("failed"), "filtered": books.total("filtered")}
+            self._ended_before_step = ended
         self.groups_since_step += 1
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
-            before, so_far = self._ended_before_step, books.described()
-            if books.total("failed") - before["failed"] > books.total("filtered") - before["filtered"]:
-                raise RunError(
-                    f"one optimizer step needed more than {limit} groups because rollouts failed (run so far: "
-                    f"{so_far}). Fix what makes them fail, listed in summary.json, or set a larger "
-                    "algorithm.max_group_attempts"
-                )
+            failed, filtered = (count - self._ended_before_step[account] for account, count in ended.items())
+            why = "too many were filtered"
+            advice = "Try easier or harder tasks, algorithm.filter_uniform_groups = false"
+            if failed > filtered:
+                why, advice = "rollouts failed", "Fix what makes them fail, listed in summary.json"
             raise RunError(
-                f"one optimizer step needed more than {limit} groups because too many were filtered (run so far: "
-                f"{so_far}). Try easier or harder tasks, algorithm.filter_uniform_groups = false, or a larger "
-                "algorithm.max_group_attempts"
+                f"one optimizer step needed more than {limit} groups because {why} (run so far: {books.described()}). "
+                f"{advice}, or set a larger algorithm.max_group_attempts"
             )
 
     def _start(self, ordinal: int, task: Task) -> None:

@@ -284,9 +284,7 @@ class RolloutRunner:
         finally:
             if os.getpid() != self._pid:
                 # A forked child that continues here would write the parent's files a second time.
-                os.write(
-                    2, f"a process forked by run() of workflow {name_of(self.workflow)!r} returned; killed\n".encode()
-                )
+                os.write(2, f"a process forked by workflow {name_of(self.workflow)!r} left run(); killed\n".encode())
                 os._exit(1)
 
     async def _end(self, work: asyncio.Task[Episode], scope: RolloutScope) -> bool:
