@@ -26,6 +26,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "DataProto": "verl",
         "Dispatch": "verl.single_controller.base.decorator",
         "FullyAsyncLLMServerClient": "verl.workers.rollout.llm_server",
+        "GlobalRequestLoadBalancer": "verl.workers.rollout.router",
         "LLMServerClient": "verl.workers.rollout.llm_server",
         "LLMServerManager": "verl.workers.rollout.llm_server",
         "RayClassWithInitArgs": "verl.single_controller.ray",
@@ -55,10 +56,11 @@ IMPORTS: dict[str, dict[str, str]] = {
 CONFIG_MODULE, CONFIG_NAME = "verl.trainer.config", "ppo_trainer"
 
 
-# Ray reads these at import time: they disable usage reports to Ray's developers, and make a cluster started here, with
-# its servers, listen on the loopback interface only.
+# Ray reads these at import time. They disable usage reports to Ray's developers, and make a cluster started here, with
+# its servers, listen on the loopback interface only. Without the last one, Ray also starts a worker per CPU in advance,
+# which lacks the variables of `rllm_verl.cluster.worker_environment`, so that no actor of a run can use it.
 RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
-OWN_RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OWN_RAY_VARIABLES = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
 # By default, a cluster requires a token, but a driver that joins sends it only with this setting.
 JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
