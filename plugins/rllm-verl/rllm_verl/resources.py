@@ -11,7 +11,7 @@ from rllm_verl.config import VerlConfig
 GROUPS_PER_DEVICE = 3
 # verl requests this many for each device of a separated server (`RolloutReplica.init_standalone`).
 CPUS_PER_SERVER_DEVICE = 2
-# Ray needs one free CPU to place each actor outside the groups (a server's front, verl's router), but the actor then
+# Ray needs one free CPU to place each actor outside the groups (a server's front, a router of the user), but it then
 # takes none.
 CPUS_TO_PLACE_ACTORS = 1
 

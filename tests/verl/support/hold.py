@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
 LONG_SECONDS = 600.0
+MustEnd = Callable[[Sequence[psutil.Process]], None]
 HELD = str(Path(__file__).with_name("held.py"))
 
 
