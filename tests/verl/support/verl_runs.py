@@ -31,13 +31,10 @@ RUN_SECONDS = 1500.0  # ends a run that hangs; far longer than one takes on a bu
 GREATEST_GAP_LEARNT = 3e-5
 # Small Ray processes that notice only after a while that their parent has exited.
 RAYS_OWN = ("ray::DashboardA", "ray::RuntimeEnvAgent")
-VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-# Blocks of 128 tokens: the longest completions of 64 rows. vLLM clears the memory of all blocks when it starts.
-BLOCKS = f'"{VLLM}.num_gpu_blocks_override"=2048'
 # vLLM's engine computes itself. By default, a worker process does, which takes seconds to start, and waits for a second
 # after each call in a loop that keeps a core busy.
-ONE_PROCESS = f'"{VLLM}.distributed_executor_backend"="uni", {BLOCKS}'
-WITH_WORKER_PROCESSES = f"verl.overrides={{{BLOCKS}}}"
+ONE_PROCESS = '"actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"="uni"'
+WITH_WORKER_PROCESSES = "verl.overrides={}"
 # Hardware of a run, and a batch that takes a CPU about a second.
 ON_A_CPU = (
     "verl.device=cpu",
@@ -50,9 +47,7 @@ ON_A_CPU = (
     "verl.max_batch_rows=64",
     # On a CPU, vLLM 0.28 fails on a seeded request whose prompt takes two passes; 64 short prompts fit into one.
     "verl.max_batch_tokens=8192",
-    # On a CPU, the trainer computes the attention of each token to all others of its pass: at 4,096 tokens, that took
-    # most of a step.
-    "verl.max_tokens_per_device=1024",
+    "verl.max_tokens_per_device=4096",
     "verl.sync_bucket_mb=16",
     "verl.sync_tolerance=1e-5",
     f"verl.overrides={{{ONE_PROCESS}}}",
