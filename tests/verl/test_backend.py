@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from hold import eventually
 from sessions import Session, greatest, keep_weights_only, opened, rollout_logprobs
 from verl_runs import SEPARATED, command_line, run_config
 
@@ -220,21 +221,30 @@ def test_a_weight_sync_that_hangs_has_a_deadline(session: Session) -> None:
     session.run(session.sample(1))  # once the sync goes on; a server that dies in one would leave requests unanswered
 
 
-def test_a_dead_server_and_a_dead_trainer_are_named(session: Session) -> None:
-    """Must run last, because it leaves nothing to test."""
+def test_what_dies_is_named(session: Session) -> None:
+    """An engine in a sync that waits for a worker, then a trainer. Must run last: it leaves nothing to test.
 
-    async def ask_and_kill() -> None:
-        asked = asyncio.create_task(session.sample(4, 400, stop=False))
+    Runs of the command line lose an engine between syncs.
+    """
+    servers, cluster = session.backend._servers, session.backend._cluster
+    assert servers is not None
+    assert cluster is not None
+
+    async def synchronize_and_kill() -> None:
+        synchronizing = asyncio.create_task(servers.synchronize(session.version + 1, deadline_seconds=600))
         await asyncio.sleep(0.3)
-        assert not asked.done()
-        for engine in processes("VLLM::EngineCore"):
-            os.kill(engine.pid, signal.SIGKILL)
-        await asyncio.wait_for(asked, 600)
+        assert not synchronizing.done()
+        (engine,) = processes("VLLM::EngineCore")
+        os.kill(engine.pid, signal.SIGKILL)
+        await synchronizing
 
-    with pytest.raises(RunError, match="a vLLM server died"):
-        session.run(ask_and_kill())
+    (worker,) = processes("ray::CheckpointEngineWorker")
+    worker.suspend()
+    with pytest.raises(RunError, match=r"weight sync to version \d+: the engine of server 0 died"):
+        session.run(synchronize_and_kill())
     samples = session.sampled([TokenOutput(token_ids=token_ids([5]), finish_reason="length", weight_version=0)])
     for worker in processes("ray::PolicyWorker"):  # trainer and reference
         os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: "trainer 0" in cluster.dead())
     with pytest.raises(RunError, match=r"computing log-probabilities: trainer 0(, [^:]+)? died"):
         session.run(asyncio.wait_for(session.backend.compute_logprobs(samples), 600))

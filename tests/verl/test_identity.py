@@ -59,6 +59,9 @@ class Cluster:
     async def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
+    async def watched(self, what: str, call: asyncio.Future[Any]) -> Any:
+        return await call
+
 
 def identity(
     *servers: Server,

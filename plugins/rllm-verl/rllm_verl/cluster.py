@@ -92,6 +92,7 @@ class Cluster:
         self._lock: int | None = None
         self._devices: Any = None
         self._workers: dict[str, Any] = {}  # by their names in error messages
+        self._engines: dict[str, Any] = {}  # servers of those, by the names of their engines
 
     async def open(self) -> None:
         """Starts or joins Ray.
@@ -168,14 +169,20 @@ class Cluster:
         """Adds actors, by name, whose death ends any running call."""
         self._workers = self._workers | workers  # a new one, because another thread may be reading the old one
 
+    def watch_engines(self, servers: dict[str, Any]) -> None:
+        """Adds servers, by the names of their engines: a server outlives its engine, and its calls may then wait."""
+        self._engines = self._engines | servers
+
     async def call(self, what: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Runs a blocking call of verl; ends early if a watched worker dies, because the call may wait for it.
+        """Runs a blocking call of verl; see `watched`."""
+        return await self.watched(what, asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments))
+
+    async def watched(self, what: str, call: asyncio.Future[ResultT]) -> ResultT:
+        """Waits for a call; ends early if a watched worker or engine dies, because the call may wait for it.
 
         Raises:
-            RunError: If a worker dies or the call fails; the message starts with ``what``.
+            RunError: If a worker or an engine dies, or the call fails; the message starts with ``what``.
         """
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._thread, function, *arguments)
         while True:
             done, _ = await asyncio.wait({call}, timeout=ALIVE_EVERY_SECONDS)
             if done:
@@ -193,9 +200,15 @@ class Cluster:
             raise RunError(f"{what} failed in a worker: {why}{memory_advice(what, why)}") from error
 
     def dead(self) -> list[str]:
-        """Returns the names of watched actors that have died."""
+        """Returns the names of watched actors and engines that have died."""
         states = ray._private.state.actors
-        return [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
+        dead = [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
+        if dead or not self._engines:
+            return dead
+        asked = {server.has_dead_engine.remote(): name for name, server in self._engines.items()}
+        # A server that is busy is asked again at the next look.
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ALIVE_EVERY_SECONDS)
+        return [asked[answer] for answer in answered if _is_true(answer)]
 
     @staticmethod
     def log_folder() -> str:
@@ -209,11 +222,18 @@ class Cluster:
             for handle in self._workers.values():
                 ray.kill(handle, no_restart=True)
             ray.shutdown()
-        self._workers = {}
+        self._workers, self._engines = {}, {}
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _is_true(answer: Any) -> bool:
+    try:
+        return bool(ray.get(answer))
+    except RayActorError:  # the server died after its state was read
+        return True
 
 
 def worker_environment(settings: VerlConfig) -> dict[str, str]:

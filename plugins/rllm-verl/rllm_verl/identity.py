@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ray.exceptions import RayError
-
 from rllm_core.errors import RunError
-from rllm_verl.cluster import Cluster, reason
+from rllm_verl.cluster import Cluster
 from rllm_verl.lora import Adapter
 
 # Weights compared in one check, in rotation; adapters are all compared in every check.
@@ -96,11 +94,10 @@ class Identity:
     async def _asked(self, server: str, names: list[str]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._deadline_seconds):
-                report: dict[str, Any] = await self._servers[server].report.remote(names)
+                answer = asyncio.ensure_future(self._servers[server].report.remote(names))
+                report: dict[str, Any] = await self._cluster.watched(f"asking {server} for its weights", answer)
         except TimeoutError:
             raise RunError(f"{server} did not report its weights within {self._deadline_seconds:g} s") from None
-        except RayError as error:
-            raise RunError(f"{server} did not report its weights: {reason(error)}") from error
         return report
 
     def _problem(self, report: dict[str, Any], version: int, ours: dict[tuple[Any, ...], dict[str, Any]]) -> str:

@@ -25,6 +25,10 @@ class ReportingServer(verl_api.use("vLLMHttpServer")):  # type: ignore[misc]
         workers = await self.engine.collective_rpc("report_served", args=(names,))
         return {"version": self.global_steps, "workers": workers}
 
+    async def has_dead_engine(self) -> bool:
+        """Returns whether the processes that compute have ended; calls that wait for them would never return."""
+        return bool(self.engine.errored)
+
 
 class ReportingReplica(verl_api.use("vLLMReplica")):  # type: ignore[misc]
     """A server on one or more machines."""

@@ -35,6 +35,7 @@ class Servers:
     async def start(self) -> None:
         """Starts the servers without weights. If they release memory, they sleep until the first weight sync."""
         self._manager = await self._cluster.call("starting the servers", self._start)
+        self._cluster.watch_engines({f"the engine of {name}": handle for name, handle in self.handles().items()})
         await self.sleep()
 
     def _start(self) -> Any:
