@@ -24,17 +24,24 @@ from rllm_core.plugins import PluginManager
 COMMAND = Path(sys.executable).with_name("rllm-core")
 RUN_SECONDS = 1500.0  # ends a run that hangs; far longer than one takes on a busy machine
 # Largest difference between server and trainer for one token of a trained policy, in nats. The mean is always below
-# 1e-5, or the run ends (`verl.sync_tolerance`). That no token exceeds it cannot be asked of float32, where both round:
-# compared with float64, on 5,120 tokens of a policy with trained adapters, the server was wrong by up to 1.0e-5, the
-# trainer by 1.2e-5, and PEFT in one process by 1.0e-5 (root mean squares 1.2e-6, 1.5e-6, 1.4e-6). Server and trainer
-# differed by more than 1e-5 on 2 of them, with log-probabilities of -6.5 and -4.3.
+# 1e-5, or the run ends (`verl.sync_tolerance`). That no token exceeds it cannot be asked of float32, where both round.
+# Compared with float64, on tokens that weight syncs sampled, the root mean square of the errors and the greatest one:
+#
+#                                                server             trainer            transformers in one process
+#   5,120 tokens, with trained adapters          1.2e-6, 1.0e-5     1.5e-6, 1.2e-5     1.4e-6, 1.0e-5
+#   3,072 tokens, of an agent in actors of Ray   1.3e-6, 1.1e-5     1.4e-6, 1.2e-5     1.4e-6, 1.1e-5
+#
+# Server and trainer differed by more than 1e-5 on 2 and 1 of them, with log-probabilities from -6.5 to -1.
 GREATEST_GAP_LEARNT = 3e-5
 # Small Ray processes that notice only after a while that their parent has exited.
 RAYS_OWN = ("ray::DashboardA", "ray::RuntimeEnvAgent")
+VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+# Blocks of 128 tokens: the longest completions of 64 rows. vLLM clears the memory of all blocks when it starts.
+BLOCKS = f'"{VLLM}.num_gpu_blocks_override"=2048'
 # vLLM's engine computes itself. By default, a worker process does, which takes seconds to start, and waits for a second
 # after each call in a loop that keeps a core busy.
-ONE_PROCESS = '"actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"="uni"'
-WITH_WORKER_PROCESSES = "verl.overrides={}"
+ONE_PROCESS = f'"{VLLM}.distributed_executor_backend"="uni", {BLOCKS}'
+WITH_WORKER_PROCESSES = f"verl.overrides={{{BLOCKS}}}"
 # Hardware of a run, and a batch that takes a CPU about a second.
 ON_A_CPU = (
     "verl.device=cpu",
@@ -47,7 +54,9 @@ ON_A_CPU = (
     "verl.max_batch_rows=64",
     # On a CPU, vLLM 0.28 fails on a seeded request whose prompt takes two passes; 64 short prompts fit into one.
     "verl.max_batch_tokens=8192",
-    "verl.max_tokens_per_device=4096",
+    # On a CPU, the trainer computes the attention of each token to all others of its pass: at 4,096 tokens, that took
+    # most of a step.
+    "verl.max_tokens_per_device=1024",
     "verl.sync_bucket_mb=16",
     "verl.sync_tolerance=1e-5",
     f"verl.overrides={{{ONE_PROCESS}}}",
