@@ -328,11 +328,11 @@ def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_atte
     samples: list[TrainingSample],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fused: list[tuple[int, str]] = []
+    fused: set[tuple[bool, int, str]] = set()
 
-    def attend(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        fused.append((query.shape[2], torch.get_float32_matmul_precision()))
-        return sdpa_attention_forward(module, query, *arguments, **options)
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        fused.add((mask is not None, query.shape[2], torch.get_float32_matmul_precision()))
+        return sdpa_attention_forward(module, query, key, value, mask, *rest, **options)
 
     monkeypatch.setattr(attention, "sdpa_attention_forward", attend)
     too_long = 32 + attention.TOKENS[-1]
@@ -340,7 +340,9 @@ def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_atte
     plain, other = trainer(), trainer(precision="medium")
     use_matching_attention(other.model, "highest")
     assert_close(gradient(other, [batch]), gradient(plain, [batch]))
-    assert set(fused) == {(too_long, "highest")}
+    trees = {row.tokens for row in other.batch(batch, skip_zero_advantages=False).rows if row.is_tree}
+    assert trees
+    assert fused == {(False, too_long, "highest"), (True, max(trees), "highest")}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
