@@ -232,7 +232,7 @@ def make_decoder(
     if FusedDecoder.supports(model):
         kinds = (KernelDecoder, FusedDecoder) if KernelDecoder.supports(model, dtype) else (FusedDecoder,)
         for kind in kinds:
-            fused = kind(model, dtype, shares_weights=shares_weights, precision=pass_precision(model, config))
+            fused = kind(model, dtype, shares_weights=shares_weights)
             with torch.inference_mode():
                 reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
                 if fused.agrees_with(reference, vocabulary_size(model)):
