@@ -93,9 +93,8 @@ def block_causal_attention(
         and all(options.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
     )
     tokens, scale = query.shape[2], query.shape[-1] ** -0.5 if scaling is None else scaling
-    avoids_fused = torch.get_float32_matmul_precision() != "highest"
     mixed: torch.Tensor
-    if fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
+    if fits and tokens in TOKENS:
         mixed = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     else:
         mixed, _ = sdpa_attention_forward(

@@ -44,7 +44,6 @@ from rllm_local.model import (
     load_model,
     make_decoder,
     max_cache_positions,
-    pass_precision,
     recompute_layers,
     runs_on_gpu,
     settings_for,
@@ -210,7 +209,6 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             max_batch_tokens=self._batch_tokens,
             autocast_dtype=autocast_dtype(self.local),
             vision=None if self._images is None else Vision(model, self._images),
-            precision=pass_precision(model, self.local),
         )
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> LocalBatch:
