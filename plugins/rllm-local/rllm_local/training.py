@@ -261,14 +261,13 @@ class LocalTrainer:
         entropies: torch.Tensor | None,
     ) -> None:
         """Keeps the per-token numbers for the result of the step."""
+        ends = np.cumsum(lengths)[:-1]
         parts = [
-            [None] * len(samples) if values is None else torch.split(values.detach().cpu(), list(lengths))
+            [None] * len(samples) if values is None else np.split(values.detach().cpu().numpy(), ends)
             for values in (logprobs, entropies)
         ]
         for sample, known, undecided in zip(samples, *parts, strict=True):
-            self._sums.tokens[sample.sample_id] = TokenMeasures(
-                logprobs=known.numpy(), entropies=None if undecided is None else undecided.numpy()
-            )
+            self._sums.tokens[sample.sample_id] = TokenMeasures(logprobs=known, entropies=undecided)
 
     @torch.no_grad()
     def _observe(
