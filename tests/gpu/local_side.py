@@ -25,13 +25,13 @@ from rllm_local.model import (
     recompute_layers,
     settings_for,
 )
-from rllm_local.sampler import Completion, Request, generate
+from rllm_local.sampler import Request, generate
 from rllm_local.training import LocalTrainer
 
 from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.builtin.losses import PPOClip
 from rllm_core.config import OptimizerConfig
-from rllm_core.types import Floats, SamplingParams, TrainingSample
+from rllm_core.types import Floats, SamplingParams, TokenOutput, TrainingSample
 
 PROMPT_TOKENS = 24
 
@@ -70,13 +70,13 @@ class Side:
         seeds = np.arange(prompts * completions).reshape(prompts, completions)
         return [Request(ids, options, row.tolist()) for ids, row in zip(drawn, seeds, strict=True)]
 
-    def sampled(self, requests: list[Request], *, tokens_ahead: int = 1) -> list[Completion]:
+    def sampled(self, requests: list[Request], *, tokens_ahead: int = 1) -> list[TokenOutput]:
         """Samples on the current stream."""
         found = generate(self.decoder, requests, self.device, tokens_ahead=tokens_ahead)
         self.decoder.release()
         return [completion for part in found for completion in part]
 
-    def samples(self, requests: list[Request], completions: list[Completion]) -> list[TrainingSample]:
+    def samples(self, requests: list[Request], completions: list[TokenOutput]) -> list[TrainingSample]:
         """Returns training samples of completions, half of them good and half bad."""
         prompts = [request.prompt_ids for request in requests for _ in request.seeds]
         return [
@@ -176,7 +176,7 @@ def truncated_draws(device: str, vocabulary: int, rows: int = 16) -> float:
     return float(torch.stack(same).min())
 
 
-def engine_of_its_own_thread(side: Side, limit_gb: float) -> tuple[LocalEngine, list[Completion], int]:
+def engine_of_its_own_thread(side: Side, limit_gb: float) -> tuple[LocalEngine, list[TokenOutput], int]:
     """Samples through an engine as in ``separated`` generation; returns it, its completions and the peak of memory."""
     local = side.local.model_copy(update={"max_cache_gb": limit_gb})
     [request] = side.requests(1, 64, 100)
@@ -199,4 +199,4 @@ def engine_of_its_own_thread(side: Side, limit_gb: float) -> tuple[LocalEngine, 
         )
         with side.peak() as peak:
             outputs = asyncio.run(sample(engine))
-    return engine, [Completion(out.token_ids, out.logprobs, stopped=False) for out in outputs], peak[0]
+    return engine, list(outputs), peak[0]

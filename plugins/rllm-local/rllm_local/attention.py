@@ -14,12 +14,10 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.models.llama.modeling_llama import eager_attention_forward
 
 NAME = "rllm_block_causal"
 BLOCK_QUERIES = 64
 TOKENS = range(128, 1025)
-MASKED_TOKENS = 256  # All scores of a masked row of this length fit in little memory.
 
 
 class BlockCausalAttention(torch.autograd.Function):
@@ -71,11 +69,6 @@ class BlockCausalAttention(torch.autograd.Function):
         return of_queries, of_keys.view(shape), of_values.view(shape), None
 
 
-def suits_medium(tokens: int, *, is_masked: bool) -> bool:
-    """Returns whether rows of this length need no fused attention, which ``medium`` makes ten times slower."""
-    return tokens <= (MASKED_TOKENS if is_masked else TOKENS[-1])
-
-
 def block_causal_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -100,12 +93,9 @@ def block_causal_attention(
         and all(options.get(name) is None for name in ("position_bias", "softcap", "s_aux", "cache"))
     )
     tokens, scale = query.shape[2], query.shape[-1] ** -0.5 if scaling is None else scaling
-    avoids_fused = torch.get_float32_matmul_precision() != "highest"
     mixed: torch.Tensor
-    if fits and tokens in (range(1, TOKENS.stop) if avoids_fused else TOKENS):
+    if fits and tokens in TOKENS:
         mixed = BlockCausalAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
-    elif attention_mask is not None and avoids_fused:
-        mixed = eager_attention_forward(module, query, key, value, attention_mask, scale)[0]
     else:
         mixed, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **options

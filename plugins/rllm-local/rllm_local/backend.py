@@ -44,7 +44,6 @@ from rllm_local.model import (
     load_model,
     make_decoder,
     max_cache_positions,
-    pass_precision,
     recompute_layers,
     runs_on_gpu,
     settings_for,
@@ -210,7 +209,6 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             max_batch_tokens=self._batch_tokens,
             autocast_dtype=autocast_dtype(self.local),
             vision=None if self._images is None else Vision(model, self._images),
-            precision=pass_precision(model, self.local),
         )
 
     def transform_to_backend_batch(self, samples: Sequence[TrainingSample]) -> LocalBatch:
@@ -255,11 +253,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
             finally:
                 trainer.model.enable_adapters()
         if self._reference is None:
-            self._reference = self._load_reference()
+            self._reference = self._trainer_for(self._initial_model())
         return self._reference.logprobs(samples)
-
-    def _load_reference(self) -> LocalTrainer:
-        return self._trainer_for(self._initial_model())
 
     def _initial_model(self) -> PreTrainedModel:
         """Loads the model with the weights that the run started from."""
@@ -319,7 +314,8 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if self.local.lora is not None:
             self._initial_adapters = _copies(trainer)
         elif self.config.algorithm.kl.coefficient > 0:
-            self._reference = self._load_reference()  # load at once, because the other run may remove its checkpoint
+            # Load at once, because the other run may remove its checkpoint.
+            self._reference = self._trainer_for(self._initial_model())
 
     def state_dict(self) -> dict[str, Any]:
         """See `BackendProtocol.state_dict`; includes whether kernels are used, which changes rounding."""

@@ -55,9 +55,8 @@ class LocalConfig(Section):
     matmul_precision: Annotated[
         Literal["auto", "highest", "high", "medium"],
         Field(
-            description="float32 matmul precision of torch. On the CPU, auto selects medium if a probe shows that it "
-            "still computes in float32 on this CPU; below 5 M parameters, only in colocated runs, for many tokens at "
-            "once. On a GPU, auto is high (TF32)."
+            description="float32 matmul precision of torch. On the CPU, auto selects medium for models from 5 M "
+            "parameters if a probe shows that it still computes in float32 on this CPU. On a GPU, auto is high (TF32)."
         ),
     ] = "auto"
     packing: Annotated[

@@ -17,7 +17,6 @@ import torch
 from rllm_core.engine import EngineError, RolloutEngine
 from rllm_core.parser import BaseParser
 from rllm_core.types import (
-    FinishReason,
     Floats,
     MediaChunk,
     SamplingParams,
@@ -29,7 +28,7 @@ from rllm_core.types import (
 )
 from rllm_local.decoders import Decoder
 from rllm_local.memory import CACHE_STEP_POSITIONS, advice
-from rllm_local.sampler import Completion, Request, ScoreRequest, generate, score
+from rllm_local.sampler import Request, ScoreRequest, generate, score
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -257,14 +256,14 @@ class LocalEngine(RolloutEngine):
                 is_unwanted=lambda: self._is_closed,
             )
         requests = [item for item in batch if isinstance(item, Request)]
-        results = generate(
+        return generate(
             self._decoder,
             requests,
             self._device,
+            weight_version=self._version,
             is_unwanted=lambda: self._is_closed,
             tokens_ahead=GPU_TOKENS_AHEAD if self._device.type == "cuda" else 1,
         )
-        return [[_output(completion, self._version) for completion in completions] for completions in results]
 
     def close(self) -> None:
         """Rejects further requests and cancels waiting ones; a running batch stops at its next token."""
@@ -294,14 +293,3 @@ class LocalEngine(RolloutEngine):
         if self._stream is not None:  # it must not read what the training stream has yet to write
             torch.cuda.current_stream(self._device).synchronize()
         self._loaded, self.weight_version = (weights, version), version
-
-
-def _output(completion: Completion, version: int) -> TokenOutput:
-    # Skip validation: shapes within a batch agree, and validating every record would cost a third of a small model's
-    # sampling time.
-    return TokenOutput.model_construct(
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        finish_reason=FinishReason.STOP if completion.stopped else FinishReason.LENGTH,
-        weight_version=version,
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from rllm_core.memory.transformer import FLOAT32
 from rllm_local.cache import Cache
 from rllm_local.decoders import Decoder
 from rllm_local.memory import FUSED_MODEL_TYPES, KEPT_BLOCK_BYTES, LARGE_VOCABULARY
-from rllm_local.precision import matmul_precision
 from rllm_local.vision import Placement
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ FUSED_TOLERANCE = 1e-4
 # For log-probabilities, as a share of the logits' standard deviation: rounding is relative.
 HALF_TOLERANCE = 0.1
 PREFILL_TOKENS = 1024
-MANY_POSITIONS = 128  # from here on, the precision of passes is faster
 # With this many rows, oneDNN multiplies parts of a head by the inputs faster than the inputs by the head.
 TRANSPOSED_ROWS, TRANSPOSED_TOKENS = 16, 4096
 
@@ -67,20 +64,11 @@ class FusedDecoder:
         model: Model in training.
         dtype: Precision of the products.
         shares_weights: Whether nothing is sampled while weights change, so that embedding and head need no copy.
-        precision: Precision of the products of many positions; None for torch's current one.
     """
 
     title: ClassVar[str] = "fused decoder"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        dtype: torch.dtype,
-        *,
-        shares_weights: bool = False,
-        precision: str | None = None,
-    ) -> None:
-        self._precision = precision
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
         config: Any = model.config
         inner: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         self._dtype = dtype
@@ -235,10 +223,6 @@ class FusedDecoder:
             logits[chunk] = self._prefill(prompts[chunk], chunk, count)
         return logits
 
-    def _products_of(self, positions: int) -> AbstractContextManager[None]:
-        """Returns a context that computes products of this many positions at once in the faster precision."""
-        return matmul_precision(self._precision if positions >= MANY_POSITIONS else None)
-
     def _prefill(self, prompts: torch.Tensor, chunk: slice, count: int) -> torch.Tensor:
         rows, tokens = prompts.shape
         group, dim = self._heads // self._kv_heads, self._head_dim
@@ -251,24 +235,23 @@ class FusedDecoder:
             bias = bias + self._bias[chunk]
             bias.diagonal(dim1=-2, dim2=-1).zero_()  # Padding sees itself, since an empty softmax is undefined.
         x = self._embedding[prompts.reshape(-1)].to(self._sum_dtype)
-        with self._products_of(prompts.numel()):
-            for index, layer in enumerate(self._layers):
-                q, k, v = self._queries_keys_values(x, layer, rotations)
-                q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-                k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-                v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
-                self._keep_prompts(index, chunk, k, v)
-                if self._dtype == torch.float32:
-                    scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
-                    scores = scores.view(rows, self._heads, tokens, tokens) + bias
-                    mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
-                    mixed = mixed.view(rows, self._heads, tokens, dim)
-                else:
-                    q = q.reshape(rows, self._heads, tokens, dim)
-                    mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0, enable_gqa=group > 1)
-                mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
-                x = self._mlp(x, mixed, layer)
-            return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._queries_keys_values(x, layer, rotations)
+            q = q.view(rows, tokens, self._kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+            k = k.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+            v = v.view(rows, tokens, self._kv_heads, dim).transpose(1, 2)
+            self._keep_prompts(index, chunk, k, v)
+            if self._dtype == torch.float32:
+                scores = torch.matmul(q.reshape(rows, self._kv_heads, group * tokens, dim), k.transpose(-1, -2))
+                scores = scores.view(rows, self._heads, tokens, tokens) + bias
+                mixed = torch.matmul(scores.softmax(-1).view(rows, self._kv_heads, group * tokens, tokens), v)
+                mixed = mixed.view(rows, self._heads, tokens, dim)
+            else:
+                q = q.reshape(rows, self._heads, tokens, dim)
+                mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0, enable_gqa=group > 1)
+            mixed = mixed.transpose(1, 2).reshape(rows * tokens, -1)
+            x = self._mlp(x, mixed, layer)
+        return self._logits(x.view(rows, tokens, -1)[:, tokens - count :])
 
     def _keep_prompts(self, index: int, chunk: slice, k: torch.Tensor, v: torch.Tensor) -> None:
         """Writes keys and values of prompts, ``(rows, kv heads, tokens, head_dim)``, to the cache of a layer."""

@@ -63,11 +63,6 @@ class KernelDecoder(FusedDecoder):
         keys.view(len(keys), self._kv_heads, -1, self._head_dim, LANES)[:, :, : blocks.shape[2]] = blocks
         values.view(len(values), self._kv_heads, -1, self._head_dim)[:, :, :tokens] = v
 
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Decoder`; there is no attention of torch here, which is slower in the other precision."""
-        with self._products_of(len(tokens)):
-            return super().step(tokens)
-
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         rows = len(tokens)
         if rows != self._rows:

@@ -22,12 +22,12 @@ from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
 from rllm_local.kernel_decoder import KernelDecoder
-from rllm_local.precision import is_exact
 from rllm_local.vision import ImageSource
 
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 5_000_000
+EXACT_ERROR = 1e-5
 ALIGNMENT_BYTES = 64  # of memory that torch allocates
 
 
@@ -154,8 +154,9 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     for a busy core slows them down. Concurrent workers divide the threads between them.
 
     The precision ``medium`` lets oneDNN compute float32 products. On some CPUs this is up to twice as fast for large
-    products, but slower for small ones of varying shape. Other CPUs round to bfloat16, which the probe detects. The
-    choice depends on the model and the CPU, never on timing. On a GPU, ``high`` computes float32 products with TF32.
+    products. But it generates code before the first product of any shape, which takes small models longer than it
+    saves. Other CPUs round to bfloat16, which the probe detects. The choice depends on the model and the CPU, never on
+    timing. On a GPU, ``high`` computes float32 products with TF32.
 
     cuDNN plans its attention again for every new shape, which takes up to a second, and each token to sample and each
     batch to train has a new one. torch prefers cuDNN on some GPUs, so it is switched off.
@@ -172,17 +173,17 @@ def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:
     return TorchSettings(threads, precision, cudnn_attention=False)
 
 
-def pass_precision(model: PreTrainedModel, config: LocalConfig) -> str | None:
-    """Returns the precision of passes over many positions if it differs from that of the other products.
-
-    There, ``medium`` is faster whatever the model's size. No other thread may compute meanwhile.
-    """
-    is_free = config.matmul_precision == "auto" and config.generation == "colocated"
-    is_float32_on_cpu = model.device.type == "cpu" and compute_dtype(config) == torch.float32
-    small = model.num_parameters() < SMALL_MODEL_PARAMETERS
-    if not (is_free and is_float32_on_cpu and small and FusedDecoder.supports(model)):
-        return None
-    return "medium" if is_exact("medium") else None
+def is_exact(precision: str) -> bool:
+    """Returns whether this CPU computes float32 products of this precision in float32; some round to bfloat16."""
+    generator, before = torch.Generator().manual_seed(0), torch.get_float32_matmul_precision()
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+    torch.set_float32_matmul_precision(precision)
+    try:
+        product = left @ right
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact = left.double() @ right.double()
+    return float((product - exact).abs().max() / exact.abs().max()) < EXACT_ERROR
 
 
 def use_matching_attention(model: PreTrainedModel, precision: str) -> None:
@@ -232,7 +233,7 @@ def make_decoder(
     if FusedDecoder.supports(model):
         kinds = (KernelDecoder, FusedDecoder) if KernelDecoder.supports(model, dtype) else (FusedDecoder,)
         for kind in kinds:
-            fused = kind(model, dtype, shares_weights=shares_weights, precision=pass_precision(model, config))
+            fused = kind(model, dtype, shares_weights=shares_weights)
             with torch.inference_mode():
                 reference = TransformersDecoder(model, shared=True, autocast_dtype=of_training)
                 if fused.agrees_with(reference, vocabulary_size(model)):

@@ -225,7 +225,7 @@ def _lay_out(
         advantages=tensor(np.concatenate([sample.advantages for sample in chosen])),
         media=media,
         samples=order,
-        sample_tokens=[sample.sampled_tokens for sample in chosen],
+        sample_tokens=[len(sample.advantages) for sample in chosen],
     )
 
 

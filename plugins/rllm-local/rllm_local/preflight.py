@@ -44,7 +44,13 @@ def kernels_of(local: LocalConfig) -> str | None:
 
 
 def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
-    """Returns a run's memory, or a line that explains why it is unknown. Also says who computes sampling."""
+    """Returns a run's memory, or a line that explains why it is unknown. Also says who computes sampling.
+
+    Args:
+        config: Run file.
+        local: Section ``[local]`` of the run file.
+        given_bytes: Memory of the device; None to ask this machine's device.
+    """
     found, line = _estimated(config, local, given_bytes), kernels_of(local)
     if line is None:
         return found
@@ -52,13 +58,6 @@ def estimated_memory(config: RunConfig, local: LocalConfig, given_bytes: int | N
 
 
 def _estimated(config: RunConfig, local: LocalConfig, given_bytes: int | None) -> MemoryEstimate | str:
-    """Returns a run's memory, or a line that explains why it is unknown.
-
-    Args:
-        config: Run file.
-        local: Section ``[local]`` of the run file.
-        given_bytes: Memory of the device; None to ask this machine's device.
-    """
     path = config.model.path
     if not path:
         return "memory: the starter model needs a few MB"

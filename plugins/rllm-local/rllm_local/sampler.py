@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rllm_core.types import SamplingParams, TokenIds
+from rllm_core.types import FinishReason, SamplingParams, TokenIds, TokenOutput
 from rllm_local.decoders import Decoder
 from rllm_local.drawing import Rows
 from rllm_local.vision import Placement
@@ -43,21 +43,6 @@ class Request:
     params: SamplingParams
     seeds: Sequence[int]
     media: Sequence[Placement] = ()
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A sampled completion; the arrays are read-only.
-
-    Attributes:
-        token_ids: ``(tokens,)``, including a sampled stop token.
-        logprobs: ``(tokens,)``.
-        stopped: Whether a stop token was sampled.
-    """
-
-    token_ids: TokenIds
-    logprobs: npt.NDArray[np.float32]
-    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -88,9 +73,10 @@ def generate(
     requests: Sequence[Request],
     device: torch.device,
     *,
+    weight_version: int = 0,
     is_unwanted: Callable[[], bool] = lambda: False,
     tokens_ahead: int = 1,
-) -> list[list[Completion]]:
+) -> list[list[TokenOutput]]:
     """Samples all completions of all requests in one batch.
 
     Completions of one request share a row of the batch until they differ.
@@ -99,12 +85,13 @@ def generate(
         decoder: Forward pass.
         requests: Requests to sample.
         device: Device of the decoder.
+        weight_version: Version of the decoder's weights.
         is_unwanted: Returns whether to stop; called before every token, or before every ``tokens_ahead``.
         tokens_ahead: Tokens to sample between copies to the host, which show where completions end or branch. Once
             every completion has its own row, more than one only wastes the tokens computed after an end.
 
     Returns:
-        Per request, one completion per seed.
+        Per request, one completion per seed; their arrays are read-only.
 
     Raises:
         Unwanted: If ``is_unwanted`` returned True.
@@ -173,9 +160,15 @@ def generate(
         logits = decoder.step(torch.from_numpy(read).to(device))
 
     tokens.flags.writeable = logprobs.flags.writeable = False
+    # Validating every record would cost a third of a small model's sampling time, and shapes agree here.
     completions = [
-        Completion(tokens[row, :length], logprobs[row, :length], bool(stopped[row]))
-        for row, length in enumerate(lengths.tolist())
+        TokenOutput.model_construct(
+            token_ids=tokens[row, :length],
+            logprobs=logprobs[row, :length],
+            finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
+            weight_version=weight_version,
+        )
+        for row, (length, is_stopped) in enumerate(zip(lengths.tolist(), stopped.tolist(), strict=True))
     ]
     bounds = np.cumsum(counts).tolist()
     return [completions[end - count : end] for end, count in zip(bounds, counts, strict=True)]

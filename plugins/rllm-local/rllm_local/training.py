@@ -20,11 +20,9 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
-from rllm_local import attention
 from rllm_local.head import Head
 from rllm_local.model import trained_parameters
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
-from rllm_local.precision import matmul_precision
 from rllm_local.vision import Vision
 
 if TYPE_CHECKING:
@@ -69,7 +67,6 @@ class LocalTrainer:
         max_batch_tokens: Maximum positions per forward-backward pass.
         autocast_dtype: Precision of the forward passes; None for the precision of the weights.
         vision: Image reader; None for text only. Gradients flow through it into every trained weight.
-        precision: Precision of the products of passes where it suits attention; None for torch's current one.
 
     Attributes:
         version: Weight version that went live last.
@@ -85,7 +82,6 @@ class LocalTrainer:
     max_batch_tokens: int
     autocast_dtype: torch.dtype | None = None
     vision: Vision | None = None
-    precision: str | None = None
     corrections: Corrections = field(default_factory=lambda: Corrections([]))
     kl: KLConfig | None = None
     version: int = 0
@@ -138,9 +134,7 @@ class LocalTrainer:
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
         """Adds the gradient of the summed losses of one pass."""
         for micro in self._micro_batches(batch):
-            suits = attention.suits_medium(micro.token_ids.shape[1], is_masked=micro.visible is not None)
-            with matmul_precision(self.precision if suits else None):
-                self._add_gradient(micro, [batch.samples[index] for index in micro.samples], entropy_coefficient)
+            self._add_gradient(micro, [batch.samples[index] for index in micro.samples], entropy_coefficient)
 
     def _add_gradient(self, micro: MicroBatch, samples: Sequence[TrainingSample], entropy_coefficient: float) -> None:
         logprobs, entropies = self._numbers(micro, entropy=entropy_coefficient > 0)
@@ -267,14 +261,13 @@ class LocalTrainer:
         entropies: torch.Tensor | None,
     ) -> None:
         """Keeps the per-token numbers for the result of the step."""
+        ends = np.cumsum(lengths)[:-1]
         parts = [
-            [None] * len(samples) if values is None else torch.split(values.detach().cpu(), list(lengths))
+            [None] * len(samples) if values is None else np.split(values.detach().cpu().numpy(), ends)
             for values in (logprobs, entropies)
         ]
         for sample, known, undecided in zip(samples, *parts, strict=True):
-            self._sums.tokens[sample.sample_id] = TokenMeasures(
-                logprobs=known.numpy(), entropies=None if undecided is None else undecided.numpy()
-            )
+            self._sums.tokens[sample.sample_id] = TokenMeasures(logprobs=known, entropies=undecided)
 
     @torch.no_grad()
     def _observe(

@@ -78,18 +78,10 @@ def _vector_at(builder: Any, array: Any, at: Any) -> Any:
     return builder.bitcast(builder.gep(array, [at]), _FLOATS.as_pointer())
 
 
-def _load(builder: Any, array: Any, at: Any) -> Any:
-    return builder.load(_vector_at(builder, array, at), align=4)
-
-
 def _spread(builder: Any, number: Any) -> Any:
     empty = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     first = builder.insert_element(empty, number, _INDEX(0))
     return builder.shuffle_vector(first, empty, _constant(0, _INTEGERS))
-
-
-def _spread_at(builder: Any, array: Any, at: Any) -> Any:
-    return _spread(builder, builder.load(builder.gep(array, [at])))
 
 
 @_returns(VECTOR)
@@ -101,7 +93,7 @@ def spread(builder: Any, number: Any) -> Any:
 @_returns(VECTOR)
 def load(builder: Any, array: Any, at: Any) -> Any:
     """Returns the vector at an offset."""
-    return _load(builder, array, at)
+    return builder.load(_vector_at(builder, array, at), align=4)
 
 
 @_returns(types.void)
@@ -163,7 +155,7 @@ def two_zeros(builder: Any) -> Any:
 def fma_tile(builder: Any, tile: Any, value: Any, array: Any, at: Any, stride: Any) -> Any:
     """Adds ``value * array[at + n * stride]`` to each vector n of a tile."""
     for index in range(tile.type.count):
-        factor = _spread_at(builder, array, at)
+        factor = _spread(builder, builder.load(builder.gep(array, [at])))
         added = _call(builder, "fma", value, factor, builder.extract_value(tile, index))
         tile, at = builder.insert_value(tile, added, index), builder.add(at, stride)
     return tile

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -84,7 +85,7 @@ class Vision:
         if not media:
             return {"inputs_embeds": embeddings}
         features = self._features([chunk for _, chunk in media])
-        media = sorted(media, key=_start)
+        media = sorted(media, key=itemgetter(0))
         at = torch.cat([torch.arange(start, start + chunk.length_tokens) for start, chunk in media])
         at = at.to(token_ids.device)
         images = [features[chunk.sha256] for _, chunk in media]
@@ -126,7 +127,7 @@ class Vision:
         assert self._rope_index is not None
         if not media:
             return np.broadcast_to(np.arange(len(token_ids)), (3, len(token_ids)))
-        media = sorted(media, key=_start)
+        media = sorted(media, key=itemgetter(0))
         kinds = torch.zeros(1, len(token_ids), dtype=torch.long)
         for start, chunk in media:
             kinds[0, start : start + chunk.length_tokens] = 1
@@ -204,10 +205,6 @@ def image_source(model: PreTrainedModel, parser: BaseParser | None) -> ImageSour
         raise ConfigError(f"parser {parser.name!r} has no media_inputs, which backend 'local' needs for images")
     Vision(model, parser).check()
     return parser
-
-
-def _start(placement: Placement) -> int:
-    return placement[0]
 
 
 def _split(features: Any, lengths: Sequence[int]) -> Sequence[torch.Tensor]:

@@ -16,13 +16,13 @@ from rllm_local.config import LocalConfig
 from rllm_local.fused import FusedDecoder
 from rllm_local.kernel_decoder import KernelDecoder
 from rllm_local.model import make_decoder
-from rllm_local.sampler import Completion, Request, generate
+from rllm_local.sampler import Request, generate
 from rllm_local.starter import cache_dir
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
-from rllm_core.types import SamplingParams
+from rllm_core.types import SamplingParams, TokenOutput
 
 LOGPROB_ERROR = 4e-6
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def model_of(kind: str, heads: int, kv_heads: int, dim: int, **options: Any) -> 
     return model
 
 
-def completions(decoder: Any) -> list[Completion]:
+def completions(decoder: Any) -> list[TokenOutput]:
     """Samples from prompts of several lengths, so that rows are padded, branch, end early, and outgrow the cache."""
     rng = np.random.default_rng(0)
     requests = [

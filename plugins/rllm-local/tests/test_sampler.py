@@ -12,11 +12,11 @@ import torch
 from rllm_local import cache
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
-from rllm_local.sampler import COMPACT_BELOW, Completion, Request, generate, uniforms
+from rllm_local.sampler import COMPACT_BELOW, Request, generate, uniforms
 from rllm_local.vision import Placement
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from rllm_core.types import SamplingParams
+from rllm_core.types import FinishReason, SamplingParams, TokenOutput
 
 CPU = torch.device("cpu")
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -75,11 +75,11 @@ def requests(*, seeds: int = 3, **params: Any) -> list[Request]:
     ]
 
 
-def flat(results: list[list[Completion]]) -> list[Completion]:
+def flat(results: list[list[TokenOutput]]) -> list[TokenOutput]:
     return [completion for part in results for completion in part]
 
 
-def recomputed(model: PreTrainedModel, prompt: np.ndarray, completion: Completion, temperature: float) -> np.ndarray:
+def recomputed(model: PreTrainedModel, prompt: np.ndarray, completion: TokenOutput, temperature: float) -> np.ndarray:
     ids = torch.from_numpy(np.concatenate([prompt, completion.token_ids]).astype(np.int64))[None]
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
@@ -191,7 +191,7 @@ def test_completions_share_rows_until_they_differ(kind: str, decoder: Decoder, m
             (alone,) = generate(decoder, [Request(request.prompt_ids, request.params, [seed])], CPU)[0]
             assert alone.token_ids.tolist() == completion.token_ids.tolist()
             assert np.abs(alone.logprobs - completion.logprobs).max() < 1e-5 / request.params.temperature
-            assert alone.stopped == completion.stopped
+            assert alone.finish_reason is completion.finish_reason
 
     sampled = [[tuple(c.token_ids.tolist()) for c in completions] for completions in together]
     assert any(len(set(ids)) < len(ids) for ids in sampled)  # some agree to the end
@@ -211,10 +211,10 @@ def test_tokens_ahead_change_nothing(decoder: Decoder, tokens_ahead: int) -> Non
     batch = [Request(r.prompt_ids, p, r.seeds) for r, p in zip(requests(seeds=8), params, strict=True)]
     expected = generate(decoder, batch, CPU)
     found = generate(decoder, batch, CPU, tokens_ahead=tokens_ahead)
-    assert {c.stopped for c in flat(expected)} == {True, False}
+    assert {c.finish_reason for c in flat(expected)} == {FinishReason.STOP, FinishReason.LENGTH}
     for before, after in zip(flat(expected), flat(found), strict=True):
         assert after.token_ids.tolist() == before.token_ids.tolist()
-        assert after.stopped == before.stopped
+        assert after.finish_reason is before.finish_reason
         assert np.abs(after.logprobs - before.logprobs).max() < 1e-5
 
 
@@ -228,12 +228,13 @@ def test_seeds_matter_and_repeat(decoder: Decoder) -> None:
 def test_stop_tokens_end_a_completion_and_are_part_of_it(decoder: Decoder) -> None:
     stops = set(range(0, 250, 5))
     results = flat(generate(decoder, requests(seeds=20, stop_token_ids=tuple(stops)), CPU))
-    assert {c.stopped for c in results} == {True, False}
+    assert {c.finish_reason for c in results} == {FinishReason.STOP, FinishReason.LENGTH}
     for completion in results:
         *body, last = completion.token_ids.tolist()
         assert not stops & set(body)
-        assert (last in stops) == completion.stopped
-        assert completion.stopped or len(completion.token_ids) == 12
+        has_stopped = completion.finish_reason is FinishReason.STOP
+        assert (last in stops) == has_stopped
+        assert has_stopped or len(completion.token_ids) == 12
         assert len(completion.logprobs) == len(completion.token_ids)
 
 

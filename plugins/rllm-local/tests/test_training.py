@@ -12,14 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllm_local import attention
 from rllm_local.attention import BlockCausalAttention
-from rllm_local.config import LocalConfig
-from rllm_local.model import pass_precision, recompute_layers, use_matching_attention
+from rllm_local.model import recompute_layers, use_matching_attention
 from rllm_local.packing import micro_batches, rows_of
 from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rllm_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from rllm_core.backend import OptimizerStep
@@ -321,45 +318,3 @@ def test_rows_of_any_length_train_alike_with_either_attention(
     assert_close(gradient(blocks, [samples]), gradient(plain, [samples]))
     assert calls
     assert blocks.model.config._attn_implementation not in blocks.model.config.to_json_string()
-
-
-def test_a_pass_in_another_precision_has_the_same_gradient_and_avoids_fused_attention(
-    trainer: Callable[..., LocalTrainer],
-    samples: list[TrainingSample],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fused: list[tuple[int, str]] = []
-
-    def attend(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        fused.append((query.shape[2], torch.get_float32_matmul_precision()))
-        return sdpa_attention_forward(module, query, *arguments, **options)
-
-    monkeypatch.setattr(attention, "sdpa_attention_forward", attend)
-    too_long = 32 + attention.TOKENS[-1]
-    batch = [*samples, *completions((20, 40, 140, too_long + 1))]
-    plain, other = trainer(), trainer(precision="medium")
-    use_matching_attention(other.model, "highest")
-    assert_close(gradient(other, [batch]), gradient(plain, [batch]))
-    assert set(fused) == {(too_long, "highest")}
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-@pytest.mark.parametrize(
-    ("exact", "settings", "expected"),
-    [
-        (True, {}, "medium"),
-        (False, {}, None),
-        (True, {"matmul_precision": "highest"}, None),
-        (True, {"generation": "separated"}, None),
-        (True, {"dtype": "bfloat16"}, None),
-    ],
-)
-def test_passes_differ_in_precision_only_where_it_is_exact_and_nothing_is_sampled(
-    trainer: Callable[..., LocalTrainer],
-    monkeypatch: pytest.MonkeyPatch,
-    exact: bool,
-    settings: dict[str, Any],
-    expected: str | None,
-) -> None:
-    monkeypatch.setattr("rllm_local.model.is_exact", lambda precision: exact)
-    assert pass_precision(trainer().model, LocalConfig(device="cpu", **settings)) == expected
