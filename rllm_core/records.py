@@ -79,11 +79,11 @@ class Record(BaseModel):
     @classmethod
     def _of(cls, fields: dict[str, Any], names: set[str]) -> Self:
         """Returns a record with all its ``fields``; ``names`` are those that the caller gave."""
-        record = cls.__new__(cls)
-        _set_slot(record, "__dict__", fields)
-        _set_slot(record, "__pydantic_fields_set__", names)
-        _set_slot(record, "__pydantic_extra__", None)
-        _set_slot(record, "__pydantic_private__", None)
+        record = object.__new__(cls)
+        _set_fields(record, fields)
+        _set_names(record, names)
+        _set_extra(record, None)
+        _set_private(record, None)
         return record
 
     def _copied(self) -> Self:
@@ -92,7 +92,7 @@ class Record(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__pydantic_fields_set__:  # copy it first: trusted records and copies share this set
-            _set_slot(self, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
+            _set_names(self, {*self.__pydantic_fields_set__})
         before = self.__dict__.get(name)
         try:
             super().__setattr__(name, value)
@@ -122,7 +122,10 @@ class Record(BaseModel):
         return {name: getattr(self, name) for name in self.__dict__}
 
 
-_set_slot = object.__setattr__
+_set_fields, _set_names, _set_extra, _set_private = (
+    vars(BaseModel)[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 class _Blank(NamedTuple):
