@@ -148,7 +148,7 @@ class RolloutScope:
 
     Attributes:
         is_open: Whether completers accept calls.
-        answers: Records of the steps that the completers returned, by ``step_id``.
+        answers: Records of the steps that the completers returned, by ``step_id``; empty once ``run`` has ended.
         waits_at: Where the rollout waits in another process, if known.
     """
 

@@ -113,7 +113,7 @@ class Completer:
         if answer is None:
             raise ValueError(
                 f"step {step.step_id} was not sampled in {self.scope.name}: use a step that a completer of the same "
-                "rollout returned"
+                "rollout returned, before run() returns"
             )
         return answer
 

@@ -282,6 +282,7 @@ class RolloutRunner:
                 returned = await awaited(place.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
+            scope.answers.clear()  # of many rollouts that end at once, before `_limited` continues for any of them
             if os.getpid() != self._pid:
                 # A forked child that continues here would write the parent's files a second time.
                 os.write(2, f"a process forked by workflow {name_of(self.workflow)!r} left run(); killed\n".encode())
