@@ -72,8 +72,7 @@ class Record(BaseModel):
 
         Not for plugins: nothing is validated. Fields with a default factory must be given.
         """
-        names = tuple(given)
-        blank = _blanks.get((cls, names)) or _blank(cls, names)
+        blank = _blanks.get((cls, *given)) or _blank(cls, *given)
         return cls._of(blank.fields | given, blank.names)
 
     @classmethod
@@ -141,14 +140,14 @@ class _Blank(NamedTuple):
     names: set[str]
 
 
-_blanks: dict[tuple[type[Record], tuple[str, ...]], _Blank] = {}
+_blanks: dict[tuple[type[Record] | str, ...], _Blank] = {}  # by class and names
 
 
 class _Attributes:
     """An object whose dictionary shares its keys with its copies."""
 
 
-def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
+def _blank(cls: type[Record], *names: str) -> _Blank:
     attributes = _Attributes()
     for name, field in cls.model_fields.items():
         shareable = field.default_factory in (FrozenDict, FrozenList, MessageView)  # immutable
@@ -158,7 +157,7 @@ def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
         raise TypeError(f"a trusted {cls.__name__} needs {', '.join(missing)}")
     if unknown := set(names) - cls.model_fields.keys():
         raise TypeError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    blank = _blanks[cls, names] = _Blank(attributes.__dict__, set(names))
+    blank = _blanks[cls, *names] = _Blank(attributes.__dict__, set(names))
     return blank
 
 

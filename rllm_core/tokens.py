@@ -286,7 +286,12 @@ class TokenLog:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (TokenLog, (self.view(0, self._length),))
+        return (TokenLog, (self.ids,))
+
+    @property
+    def ids(self) -> TokenIds:
+        """All tokens, as a read-only array: a view, unless they are spread over several chunks."""
+        return self._chunk.read(0, self._length)
 
     def prefix(self, length: int) -> TokenLog:
         """Returns a log of the first ``length`` tokens, which shares their memory however it grows."""
@@ -317,7 +322,7 @@ class TokenLog:
         self._length += len(new)
 
     def view(self, start: int, stop: int) -> TokenIds:
-        """Returns tokens ``[start, stop)`` as a read-only array: a view, unless they are spread over several chunks."""
+        """Returns tokens ``[start, stop)`` like `ids`."""
         if not 0 <= start <= stop <= self._length:
             raise self._outside(start, stop)
         return self._chunk.read(start, stop)

@@ -290,7 +290,7 @@ class Completer:
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
         output = message_up_to_stop_text(self.engine, output, params.stop_texts, tools)
-        continues = starts_with(output.prompt_ids, self._tokens.view(0, len(self._tokens)))
+        continues = starts_with(output.prompt_ids, self._tokens.ids)
         if not continues:
             self._tokens = TokenLog()
         tokens = self._tokens

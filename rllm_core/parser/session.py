@@ -104,8 +104,7 @@ class ParserSession:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._pending is not None:  # unpickled arrays are writable copies, so replace them by a view again
-            tokens = self._pending.tokens
-            self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
+            self._pending.turn = replace(self._pending.turn, prompt_ids=self._pending.tokens.ids)
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
@@ -278,8 +277,7 @@ class ParserSession:
                 self._tokens.extend_checked(new_ids)
                 self.stats.bridged += bridged is not None
                 self.stats.rendered += bridged is None
-                prompt_ids = self._tokens.view(0, len(self._tokens))
-                return Turn(prompt_ids, self._segment, None, media, control_tokens), self._tokens
+                return Turn(self._tokens.ids, self._segment, None, media, control_tokens), self._tokens
             reason, rendered = (
                 (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
             )
@@ -352,7 +350,7 @@ class ParserSession:
     ) -> tuple[Turn, TokenLog]:
         """Returns the first prompt of a segment, and its log."""
         tokens = TokenLog(self._rendered(view, tools) if rendered is None else rendered)
-        prompt_ids = tokens.view(0, len(tokens))
+        prompt_ids = tokens.ids
         media = self.parser.place_media(prompt_ids, view)
         control_tokens = self._count_control_tokens(view if new is None else new)
         self.stats.rendered += 1
