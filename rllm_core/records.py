@@ -72,18 +72,17 @@ class Record(BaseModel):
 
         Not for plugins: nothing is validated. Fields with a default factory must be given.
         """
-        names = tuple(given)
-        blank = _blanks.get((cls, names)) or _blank(cls, names)
+        blank = _blanks.get((cls, *given)) or _blank(cls, *given)
         return cls._of(blank.fields | given, blank.names)
 
     @classmethod
     def _of(cls, fields: dict[str, Any], names: set[str]) -> Self:
         """Returns a record with all its ``fields``; ``names`` are those that the caller gave."""
-        record = cls.__new__(cls)
-        _set_slot(record, "__dict__", fields)
-        _set_slot(record, "__pydantic_fields_set__", names)
-        _set_slot(record, "__pydantic_extra__", None)
-        _set_slot(record, "__pydantic_private__", None)
+        record = object.__new__(cls)
+        _set_fields(record, fields)
+        _set_names(record, names)
+        _set_extra(record, None)
+        _set_private(record, None)
         return record
 
     def _copied(self) -> Self:
@@ -92,7 +91,7 @@ class Record(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__pydantic_fields_set__:  # copy it first: trusted records and copies share this set
-            _set_slot(self, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
+            _set_names(self, {*self.__pydantic_fields_set__})
         before = self.__dict__.get(name)
         try:
             super().__setattr__(name, value)
@@ -122,7 +121,10 @@ class Record(BaseModel):
         return {name: getattr(self, name) for name in self.__dict__}
 
 
-_set_slot = object.__setattr__
+_set_fields, _set_names, _set_extra, _set_private = (
+    vars(BaseModel)[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 class _Blank(NamedTuple):
@@ -138,14 +140,14 @@ class _Blank(NamedTuple):
     names: set[str]
 
 
-_blanks: dict[tuple[type[Record], tuple[str, ...]], _Blank] = {}
+_blanks: dict[tuple[type[Record] | str, ...], _Blank] = {}  # by class and names
 
 
 class _Attributes:
     """An object whose dictionary shares its keys with its copies."""
 
 
-def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
+def _blank(cls: type[Record], *names: str) -> _Blank:
     attributes = _Attributes()
     for name, field in cls.model_fields.items():
         shareable = field.default_factory in (FrozenDict, FrozenList, MessageView)  # immutable
@@ -155,7 +157,7 @@ def _blank(cls: type[Record], names: tuple[str, ...]) -> _Blank:
         raise TypeError(f"a trusted {cls.__name__} needs {', '.join(missing)}")
     if unknown := set(names) - cls.model_fields.keys():
         raise TypeError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    blank = _blanks[cls, names] = _Blank(attributes.__dict__, set(names))
+    blank = _blanks[cls, *names] = _Blank(attributes.__dict__, set(names))
     return blank
 
 

@@ -87,25 +87,32 @@ class timing:
 
 
 class timed:
-    """Measures a call of the current rollout, if there is one; see `CallTime` for the arguments."""
+    """Measures a call to a tool or a reward function in the current rollout, if there is one; see `CallTime`."""
 
     __slots__ = ("_calls", "_kind", "_name", "_start")
 
-    def __init__(self, kind: str, name: str = "") -> None:
+    def __init__(self, kind: str, name: str) -> None:
         self._kind, self._name = kind, name
 
     def __enter__(self) -> None:
         self._calls = calls = _calls.get()
         if calls is not None:
-            calls.in_progress += self._kind != "model"
+            calls.in_progress += 1
             self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
         calls = self._calls
         if calls is not None:
-            calls.in_progress -= self._kind != "model"
+            calls.in_progress -= 1
             ended = time.perf_counter()
             calls.calls.append(CallTime(self._kind, self._name, self._start - calls.began, ended - self._start))
+
+
+def model_called(start: float) -> None:
+    """Adds a call to the model that started at ``start`` (`time.perf_counter`) to the current rollout."""
+    calls = _calls.get()
+    if calls is not None:
+        calls.calls.append(CallTime("model", "", start - calls.began, time.perf_counter() - start))
 
 
 def ended_calls(*calls: CallTime) -> None:
@@ -141,7 +148,7 @@ class RolloutScope:
 
     Attributes:
         is_open: Whether completers accept calls.
-        answers: Records of the steps that the completers returned, by ``step_id``.
+        answers: Records of the steps that the completers returned, by ``step_id``; empty once ``run`` has ended.
         waits_at: Where the rollout waits in another process, if known.
     """
 

@@ -174,24 +174,25 @@ class _Chunk:
     """Consecutive tokens that logs share. No log overwrites tokens that another log has written.
 
     Args:
-        array: Storage; replaced by a longer array when full.
+        storage: Storage, replaced by a longer array when full; slices of `array`, its read-only view, are read-only.
         used: Number of tokens written.
         start: Position of the chunk's first token in the sequence.
         before: Chunk that holds the tokens before ``start``, or None.
     """
 
-    __slots__ = ("array", "before", "start", "used")
+    __slots__ = ("array", "before", "start", "storage", "used")
 
-    def __init__(self, array: TokenIds, used: int, start: int = 0, before: _Chunk | None = None) -> None:
-        self.array, self.used, self.start, self.before = array, used, start, before
+    def __init__(self, storage: TokenIds, used: int, start: int = 0, before: _Chunk | None = None) -> None:
+        self.used, self.start, self.before = used, start, before
+        self.storage, self.array = storage, _read_only(storage[:])
 
     def append(self, new: TokenIds) -> None:
         used = self.used + len(new)
-        if used > len(self.array):
+        if used > len(self.storage):
             grown = np.empty(max(64, used + used // _SPARE), np.int32)
-            grown[: self.used] = self.array[: self.used]
-            self.array = grown
-        self.array[self.used : used] = new
+            grown[: self.used] = self.storage[: self.used]
+            self.storage, self.array = grown, _read_only(grown[:])
+        self.storage[self.used : used] = new
         self.used = used
 
     def up_to(self, length: int) -> _Chunk:
@@ -205,15 +206,12 @@ class _Chunk:
         """Returns tokens ``[start, stop)`` as a read-only array: a view if one chunk holds them all."""
         chunk = self if start >= self.start else self.up_to(stop)
         if start >= chunk.start:
-            found = chunk.array[start - chunk.start : stop - chunk.start]
-        else:
-            parts = [chunk.array[: stop - chunk.start]]
-            while start < chunk.start and chunk.before is not None:
-                end, chunk = chunk.start, chunk.before.up_to(chunk.start)
-                parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
-            found = np.concatenate(parts[::-1])
-        found.setflags(write=False)
-        return found
+            return chunk.array[start - chunk.start : stop - chunk.start]
+        parts = [chunk.array[: stop - chunk.start]]
+        while start < chunk.start and chunk.before is not None:
+            end, chunk = chunk.start, chunk.before.up_to(chunk.start)
+            parts.append(chunk.array[max(start - chunk.start, 0) : end - chunk.start])
+        return _read_only(np.concatenate(parts[::-1]))
 
 
 class TokenSpan:
@@ -288,7 +286,12 @@ class TokenLog:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (TokenLog, (self.view(0, self._length),))
+        return (TokenLog, (self.ids,))
+
+    @property
+    def ids(self) -> TokenIds:
+        """All tokens, as a read-only array: a view, unless they are spread over several chunks."""
+        return self._chunk.read(0, self._length)
 
     def prefix(self, length: int) -> TokenLog:
         """Returns a log of the first ``length`` tokens, which shares their memory however it grows."""
@@ -319,7 +322,7 @@ class TokenLog:
         self._length += len(new)
 
     def view(self, start: int, stop: int) -> TokenIds:
-        """Returns tokens ``[start, stop)`` as a read-only array: a view, unless they are spread over several chunks."""
+        """Returns tokens ``[start, stop)`` like `ids`."""
         if not 0 <= start <= stop <= self._length:
             raise self._outside(start, stop)
         return self._chunk.read(start, stop)

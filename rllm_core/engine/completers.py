@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, de
 from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, BreakReason, ToolSpec
-from rllm_core.scope import RolloutScope, sampled_of, timed
+from rllm_core.scope import RolloutScope, model_called, sampled_of
 from rllm_core.seeds import derive_seed
 from rllm_core.types import (
     FinishReason,
@@ -112,7 +113,7 @@ class Completer:
         if answer is None:
             raise ValueError(
                 f"step {step.step_id} was not sampled in {self.scope.name}: use a step that a completer of the same "
-                "rollout returned"
+                "rollout returned, before run() returns"
             )
         return answer
 
@@ -156,12 +157,14 @@ class Completer:
             params = params.model_copy(update={"max_response_tokens": max_response_tokens})
         if stop_texts:
             params = params.model_copy(update={"stop_texts": checked_stop_texts(stop_texts)})
-        with self.scope.call(), timed("model"):
+        with self.scope.call():
             self._is_busy = True
+            start = time.perf_counter()
             try:
                 step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))
             finally:
                 self._is_busy = False
+                model_called(start)
         if metadata:
             step.metadata = freeze(metadata)
         answer = Answer(step, sampled_of(step), self._tools_of_prompt(), self._newest)
@@ -287,7 +290,7 @@ class Completer:
         self._check_prompt_length(len(output.prompt_ids))
         self._check_finish(output.finish_reason)
         output = message_up_to_stop_text(self.engine, output, params.stop_texts, tools)
-        continues = starts_with(output.prompt_ids, self._tokens.view(0, len(self._tokens)))
+        continues = starts_with(output.prompt_ids, self._tokens.ids)
         if not continues:
             self._tokens = TokenLog()
         tokens = self._tokens

@@ -104,8 +104,7 @@ class ParserSession:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._pending is not None:  # unpickled arrays are writable copies, so replace them by a view again
-            tokens = self._pending.tokens
-            self._pending.turn = replace(self._pending.turn, prompt_ids=tokens.view(0, len(tokens)))
+            self._pending.turn = replace(self._pending.turn, prompt_ids=self._pending.tokens.ids)
 
     @property
     def tools(self) -> Sequence[ToolSpec] | None:
@@ -194,8 +193,10 @@ class ParserSession:
             RuntimeError: If the completion of another prompt has been neither recorded nor discarded.
             ValueError: If a new message of a user, the system or a tool has no content.
         """
-        view = snapshot(messages, self.consumed)
-        _check_content(view[len(self.consumed) :])
+        consumed = self.consumed
+        view = snapshot(messages, consumed)
+        new = view[len(consumed) :]
+        _check_content(new)
         wanted = self._tools if tools is None else _frozen_tools(tools)
         if self._pending is not None:
             if view == self._pending.messages and (tools is None or wanted == self._pending.tools):
@@ -203,7 +204,7 @@ class ParserSession:
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
         before, started = self.stats.copy(), time.perf_counter()
         try:
-            turn, tokens = self._open(view, wanted) if self._answer is None else self._continue(view, wanted)
+            turn, tokens = self._open(view, wanted) if self._answer is None else self._continue(view, new, wanted)
         finally:
             self.stats.prompt_seconds += time.perf_counter() - started
         self.stats.control_tokens += turn.control_tokens
@@ -233,7 +234,7 @@ class ParserSession:
         self._consumed, self._tools = pending.messages, pending.tools
         prompt_length = len(self._tokens)
         self._tokens.extend_checked(completion)
-        self._answer_span = (prompt_length, len(self._tokens))
+        self._answer_span = (prompt_length, prompt_length + len(completion))
         self._spans.append(self._answer_span)
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
@@ -257,9 +258,9 @@ class ParserSession:
         first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
         return self._stop_ids.issuperset(sampled[first:])
 
-    def _continue(self, view: MessageView, tools: FrozenList | None) -> tuple[Turn, TokenLog]:
+    def _continue(self, view: MessageView, new: list[FrozenDict], tools: FrozenList | None) -> tuple[Turn, TokenLog]:
         """Returns the prompt of a later turn, and its log: the session's own log if the turn continues it exactly."""
-        reason, tail = self._compare(view, tools)
+        reason, tail = self._compare(view, new, tools)
         rendered: Sequence[int] | TokenIds | None = None
         if reason is None:
             known = len(self._tokens)
@@ -269,15 +270,14 @@ class ParserSession:
             ids: Any = self._rendered(view, tools) if bridged is None else bridged
             if type(ids) is not Appended and not is_id_array(ids):
                 ids = token_ids(ids)
-            new = ids_after(*said, ids)
-            if new is not None:
+            new_ids = ids_after(*said, ids)
+            if new_ids is not None:
                 media = self._media + self.parser.place_media(ids, tail, start=known)
                 control_tokens = self._count_control_tokens(tail)
-                self._tokens.extend_checked(new)
+                self._tokens.extend_checked(new_ids)
                 self.stats.bridged += bridged is not None
                 self.stats.rendered += bridged is None
-                prompt_ids = self._tokens.view(0, len(self._tokens))
-                return Turn(prompt_ids, self._segment, None, media, control_tokens), self._tokens
+                return Turn(self._tokens.ids, self._segment, None, media, control_tokens), self._tokens
             reason, rendered = (
                 (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
             )
@@ -312,20 +312,21 @@ class ParserSession:
         """Marks a message as model output if its text spells control tokens."""
         if type(said) is SampledMessage:
             return said
-        written = [value for key, value in said.items() if key != "role"]
-        spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in _texts(written)])
+        written = [text for key, value in said.items() if key != "role" for text in _texts(value)]
+        spelt = self.parser.count_control_tokens([{"role": "user", "content": text} for text in written])
         return SampledMessage(said, completions) if spelt else said
 
-    def _compare(self, view: MessageView, tools: FrozenList | None) -> tuple[BreakReason | None, list[FrozenDict]]:
+    def _compare(
+        self, view: MessageView, new: list[FrozenDict], tools: FrozenList | None
+    ) -> tuple[BreakReason | None, list[FrozenDict]]:
         """Returns the messages added since the last completion, or the reason why they do not continue it."""
-        known = len(self._consumed)
-        if len(view) <= known:
+        if not new:
             return BreakReason.SHRUNK, []
         if not view.goes_on_from(self._consumed):
-            for position in range(known):
-                if not same_message(view[position], self._consumed[position]):
+            for one, known in zip(view, self._consumed, strict=False):
+                if not same_message(one, known):
                     return BreakReason.HISTORY_EDITED, []
-        answer, *tail = view[known:]
+        answer, *tail = new
         if not same_message(answer, self.answer):
             return BreakReason.HISTORY_EDITED, []
         if tools is not self._tools and tools != self._tools:
@@ -349,7 +350,7 @@ class ParserSession:
     ) -> tuple[Turn, TokenLog]:
         """Returns the first prompt of a segment, and its log."""
         tokens = TokenLog(self._rendered(view, tools) if rendered is None else rendered)
-        prompt_ids = tokens.view(0, len(tokens))
+        prompt_ids = tokens.ids
         media = self.parser.place_media(prompt_ids, view)
         control_tokens = self._count_control_tokens(view if new is None else new)
         self.stats.rendered += 1

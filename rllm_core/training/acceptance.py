@@ -123,8 +123,6 @@ def _check_step(step: object, seen: set[str], scope: RolloutScope) -> None:
 
 
 def _same(mine: Any, original: Any) -> bool:
-    if mine is original:
-        return True
     if isinstance(mine, _ARRAYS) and isinstance(original, _ARRAYS):
         return np.array_equal(mine, original)
     return not isinstance(mine, _ARRAYS) and not isinstance(original, _ARRAYS) and bool(mine == original)
@@ -143,10 +141,12 @@ def _check_reward(
             f"the trajectory of role {trajectory.role!r} has no reward; pass reward=..., or set the rewards of its "
             "steps. A missing reward is not a reward of 0"
         )
-    for reward in (trajectory.reward, *(step.reward for step in trajectory.steps)):
-        if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+    given = [trajectory.reward, *[step.reward for step in trajectory.steps]]
+    rewards = [reward for reward in given if reward is not None]
+    for reward in rewards:
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise Rejected(f"{printable(repr(reward))} is not a reward; a reward must be a finite number")
-    for value in (trajectory.total_reward, *(step.reward or 0.0 for step in trajectory.steps)):
+    for value in (trajectory.total_reward, *rewards):
         if not abs(value) <= MAX_REWARD:
             raise Rejected(f"a reward of {value:g} cannot be trained on: its magnitude exceeds {MAX_REWARD:g}")
 

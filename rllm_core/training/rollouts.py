@@ -180,9 +180,10 @@ class RolloutRunner:
             with collecting(tally):
                 return await self._attempt(task, key, calls, tally)
         finally:
-            for call in calls.calls:
-                kind = OF_CALLS.get(call.kind, call.kind)
-                tally.add(kind, kind != SAMPLING, seconds=call.seconds)  # completers count those
+            for of_call in dict.fromkeys([call.kind for call in calls.calls]):
+                seconds = [call.seconds for call in calls.calls if call.kind == of_call]
+                kind = OF_CALLS.get(of_call, of_call)
+                tally.add(kind, 0 if kind == SAMPLING else len(seconds), seconds=sum(seconds))  # completers count those
             tally.close(rollout=key.rollout_id)
 
     async def _attempt(self, task: Task, key: RolloutKey, calls: CallTimes, tally: Tally) -> Rollout:
@@ -257,9 +258,8 @@ class RolloutRunner:
                 over.set_result(None)
 
         work.add_done_callback(end)
-        deadline = self._timer.deadline()
         try:
-            with deadline:
+            with self._timer.deadline():
                 await over
         except TimeoutError:
             if not work.done():  # it may have ended just before the timeout
@@ -282,6 +282,7 @@ class RolloutRunner:
                 returned = await awaited(place.run(task, completer))
             return accept(returned, task, self.workflow, scope, self._needs_reward)
         finally:
+            scope.answers.clear()  # of many rollouts that end at once, before `_limited` continues for any of them
             if os.getpid() != self._pid:
                 # A forked child that continues here would write the parent's files a second time.
                 os.write(2, f"a process forked by workflow {name_of(self.workflow)!r} left run(); killed\n".encode())
@@ -325,8 +326,7 @@ class RolloutRunner:
         except Exception as error:  # any error of the workflow's code is reported
             return self._failure(task, error)
         if episode.termination_reason.is_failure:
-            error_text = episode.error or "reported by the workflow"
-            return Rollout(self._failed(task, episode.termination_reason, error_text))
+            return Rollout(self._failed(task, episode.termination_reason, episode.error or "reported by the workflow"))
         if not episode.trajectories:
             why = "the episode has no trajectory: no call to the model is in it"
             return Rollout(self._failed(task, episode.termination_reason, why))

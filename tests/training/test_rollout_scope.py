@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rllm_core.hosts.inline import Inline
 from rllm_core.limits import timeouts as deadlines
 from rllm_core.scope import RolloutEnded
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
-from rllm_core.types import Episode, Task, TerminationReason, Trajectory
+from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_devkit.scripted import Script, ScriptedColocatedBackend, ScriptedEngine, ScriptedWorkflow
 
 QUESTION = [{"role": "user", "content": "say yes"}]
@@ -180,6 +181,26 @@ def test_a_task_that_is_still_asking_hears_of_the_end_and_may_go_on() -> None:
 
         asyncio.run(main())
     assert [type(error) for error in heard] == [RolloutEnded, RuntimeError]
+
+
+def test_rollouts_that_end_at_once_do_not_keep_their_steps_until_all_have_ended() -> None:
+    steps: list[weakref.ref[Step]] = []
+    alive: list[int] = []
+
+    class Turn(ScriptedWorkflow):
+        async def run(self, task: Task, completer: Completer) -> Episode:
+            step = await completer.complete([{"role": "user", "content": str(completer.seed)}])
+            alive.append(sum(step() is not None for step in steps))
+            steps.append(weakref.ref(step))
+            return self.episode(task, [step], reward=1.0)
+
+    async def main() -> None:
+        config = RunConfig.model_validate({"workflow": "say_yes"})
+        runner = RolloutRunner(Inline.of(Turn()), ScriptedEngine(), config, lockstep=False)
+        await asyncio.gather(*(runner.run(Task(task_id="task"), RolloutKey("train", 0, index)) for index in range(3)))
+
+    asyncio.run(main())
+    assert alive == [0, 0, 0]
 
 
 def test_a_completer_refuses_another_event_loop() -> None:
