@@ -239,9 +239,8 @@ class Completer:
             ConfigError: If the spellings of the tokens cannot be determined.
             RolloutEnded: If the rollout has ended.
         """
-        sampled = self._sampled_as(step)
         with self.scope.call():
-            return await self._spell(sampled.step)
+            return await self._spell(self._sampled_as(step).step)
 
     async def _spell(self, step: Step) -> list[bytes]:
         return self._needed_parser().spell(step.completion_ids)

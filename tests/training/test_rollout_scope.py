@@ -131,16 +131,19 @@ def play(run: Any, **rollout: Any) -> tuple[Any, ScriptedEngine]:
 
 def test_a_completer_that_is_asked_after_its_rollout_says_so() -> None:
     kept: list[Completer] = []
+    steps: list[Step] = []
 
     async def keeps(workflow: ScriptedWorkflow, task: Task, completer: Completer) -> Episode:
         kept.extend([completer, completer.fork()])
-        return workflow.episode(task, [await completer.complete(QUESTION)], reward=1.0)
+        steps.append(await completer.complete(QUESTION))
+        return workflow.episode(task, steps, reward=1.0)
 
     play(keeps)
     kept.append(kept[0].fork())
     for completer in kept:
-        with pytest.raises(RolloutEnded, match="rollout train-0-0-0-0 has ended"):
-            asyncio.run(completer.complete(QUESTION))  # type: ignore[arg-type]
+        for call in (completer.complete(QUESTION), completer.spell(steps[0])):
+            with pytest.raises(RolloutEnded, match="rollout train-0-0-0-0 has ended"):
+                asyncio.run(call)  # type: ignore[arg-type]
 
 
 def test_a_task_that_is_still_asking_hears_of_the_end_and_may_go_on() -> None:
