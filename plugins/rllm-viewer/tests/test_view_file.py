@@ -110,6 +110,15 @@ def test_only_one_run_is_written(run: Path) -> None:
     assert "--html writes one run, but there are 2" in str(error)
 
 
+def test_an_existing_file_is_kept(run: Path) -> None:
+    file = run.parent / "page.html"
+    file.write_text("mine", encoding="utf-8")
+    error = called(view, run, "--html", file).exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == f"{file} exists; choose another name"
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
 def test_a_file_that_is_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_file, "MAX_BYTES", 1000)
     error = called(view, run, "--html", run / "page.html").exception

@@ -72,6 +72,8 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
 
     if len(folders) > 1:
         raise ConfigError(f"--html writes one run, but there are {len(folders)}; name one of them")
+    if file.exists():
+        raise ConfigError(f"{file} exists; choose another name")
     run = ViewedRun(folders[0], index.cache_folder())
     wanted = known.parsed(filters)
     run.index.update()
