@@ -90,7 +90,7 @@ def test_groups_are_chosen(run: Path, options: list[object], groups: list[int]) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--html", "x.html", "--group", 9], "recorded groups of"),
+        (["--html", "x.html", "--group", 9], "has 4 recorded groups, but none that matches"),
         (["--html", "x.html", "--filter", "colour=red"], "must be NAME=VALUE, where NAME is one of steps, outcome"),
         (["--html", "x.html", "--filter", "steps=many"], "steps takes a number or a range such as 3..9"),
         (["--html", "x.html", "--filter", "solved=perhaps"], "solved must be one of yes, no, unknown"),

@@ -322,7 +322,7 @@ def test_empty_and_too_small_files(tmp_path):
         workflow_of(tmp_path / "broken.parquet")
     assert "\n" not in str(caught.value)
     one = lines(tmp_path / "one.jsonl", GOOD)
-    with pytest.raises(ConfigError, match=r"one.jsonl: 1 rows are too few to hold 0.1 of them out"):
+    with pytest.raises(ConfigError, match=r"one.jsonl: 1 row, too few to hold 0.1 of them out"):
         workflow_of(one)
     assert len(workflow_of(one, held_out_share=0).tasks("train")) == 1
 
