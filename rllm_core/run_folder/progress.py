@@ -320,8 +320,7 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
 
 def _in_flight(now: Now) -> str:
     most = max(now.rollouts, now.max_rollouts)  # a validation may run more rollouts than the limit of training
-    groups = f"{counted(now.groups_in_flight, 'group')}, {now.groups_waiting} queued"
-    return f"{now.rollouts}/{counted(most, 'rollout')} in {groups}"
+    return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups, {now.groups_waiting} queued"
 
 
 def _spent(timings: Mapping[str, Any], limits: Mapping[str, float]) -> str:
