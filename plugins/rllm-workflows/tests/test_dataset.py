@@ -317,6 +317,9 @@ def test_empty_and_too_small_files(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist([GOOD]).slice(0, 0), tmp_path / "empty.parquet")
     with pytest.raises(ConfigError, match=r"empty.parquet has no rows"):
         workflow_of(tmp_path / "empty.parquet")
+    datasets.Dataset.from_list([GOOD]).select([]).save_to_disk(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"none has no rows, or a split without rows"):
+        DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "none")))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match=r"broken.parquet cannot be read as Parquet") as caught:
         workflow_of(tmp_path / "broken.parquet")
