@@ -7,6 +7,11 @@ from rllm_core.errors import PluginError
 MAX_TEXT_CHARACTERS = 1_000
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun, such as ``1 rollout`` and ``2 rollouts``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Returns ``text`` as one line of limited length, without terminal control characters."""
     cut = text[:MAX_TEXT_CHARACTERS]

@@ -102,9 +102,11 @@ def evaluate(
 
 def _print(result: dict[str, Any]) -> None:
     from rllm_core.run_folder.first_failures import lines
+    from rllm_core.text import counted
 
     click.echo(
-        f"{result['workflow']} ({result['split']}): {result['tasks']} tasks x {result['rollouts_per_task']} rollouts, "
+        f"{result['workflow']} ({result['split']}): {counted(result['tasks'], 'task')} x "
+        f"{counted(result['rollouts_per_task'], 'rollout')}, "
         f"{result['failed']} failed"
     )
     for line in lines(result["failures"]):

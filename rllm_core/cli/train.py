@@ -124,9 +124,11 @@ def _amounts(amounts: Mapping[str, Any]) -> str:
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
+    from rllm_core.text import counted
+
     books = summary["books"]
     click.echo(
-        f"{summary['status']}: {summary['optimizer_steps']} of {summary['planned_steps']} steps in "
+        f"{summary['status']}: {summary['optimizer_steps']} of {counted(summary['planned_steps'], 'step')} in "
         f"{summary['seconds']:.0f} s; rollouts: " + ", ".join(f"{books[key]} {key}" for key in books)
     )
     if "costs" in summary:

@@ -88,11 +88,16 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             holds_run = (path / "run.toml").exists()
             if not holds_run and any(entry.name not in (".lock", ".run.toml.tmp") for entry in path.iterdir()):
-                raise ConfigError(f"run folder {path} is not empty and holds no run; choose another --run-dir")
+                raise ConfigError(f"run folder {path} is not empty and holds no run; choose another one")
             if holds_run and not resume:
-                raise ConfigError(f"run folder {path} already holds a run; add --resume or choose another --run-dir")
+                raise ConfigError(
+                    f"run folder {path} already holds a run; add --resume (in Python, resume=True) "
+                    "or choose another one"
+                )
             if resume and not holds_run:
-                raise ConfigError(f"run folder {path} holds no run to resume; leave out --resume")
+                raise ConfigError(
+                    f"run folder {path} holds no run to resume; leave out --resume (in Python, resume=True)"
+                )
             self._lock = self._take_lock()
             try:
                 self._reject_changed(sources)
@@ -187,7 +192,7 @@ class RunDir:
             raise ConfigError(
                 f"run folder {self.path} was started with a different run file; these keys differ: "
                 f"{', '.join(changed)}. Resume with the same file, "
-                f"or start a new run from its weights: --init-from {self.path}"
+                f"or start a new run from its weights: --init-from {self.path} (in Python, setting training.init_from)"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)

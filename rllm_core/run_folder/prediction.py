@@ -13,6 +13,7 @@ from rllm_core.costs import SAMPLING, Spent, Tally, amounts_of
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.journal import read_json_lines
 from rllm_core.run_folder.recorded import COSTS
+from rllm_core.text import counted
 
 LAST_SHARE = 3  # steps beyond those of the other run are assumed to cost as much as its last third
 
@@ -83,12 +84,12 @@ def _like(run: Path, steps: int, rollouts: int, measured: int) -> Prediction:
     _add(total, rest, scale)
     validation = [line for line in lines if _is_of(line, "validation-")]
     played = sum("rollout" in line for line in validation)
-    how = f"as {run} spent it in {min(steps, len(known))} steps"
+    how = f"as {run} spent it in {counted(min(steps, len(known)), 'step')}"
     if more:
-        how += f", and then {more} steps like its last {len(last)}"
+        how += f", and then {counted(more, 'step')} like its last {len(last)}"
     if played:
         _add(total, validation, measured / played)
-        how += f"; {measured:,} validation rollouts like its {played:,}"
+        how += f"; {counted(measured, 'validation rollout')} like its {played:,}"
     if scale != 1:
         how += f"; scaled by {scale:.3g} for the rollouts of a step"
     return Prediction(total.kinds, how)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllm_core.text import counted
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -103,8 +105,8 @@ class _Told(Progress):
         self._now: Callable[[], Now] | None = None
         self._awaited = ""
         self._say(
-            f"training {config.workflow} on {config.backend} for {self._steps} steps of "
-            f"{training.groups_per_step} x {training.rollouts_per_group} rollouts, in {run_dir}"
+            f"training {config.workflow} on {config.backend} for {counted(self._steps, 'step')} of "
+            f"{training.groups_per_step} x {counted(training.rollouts_per_group, 'rollout')}, in {run_dir}"
         )
         if first_step:
             self._say(f"resumed after step {first_step}")
@@ -119,7 +121,9 @@ class _Told(Progress):
         measured = {"reward": result.reward_mean, "solved": result.solved, "nll per token": result.nll_per_token}
         numbers = [f"{name} {value:.3f}" for name, value in measured.items() if value is not None] or ["reward none"]
         failed = f", {result.failed} failed" if result.failed else ""
-        self._say(f"validation after step {result.step}: {', '.join(numbers)} ({result.rollouts} rollouts{failed})")
+        self._say(
+            f"validation after step {result.step}: {', '.join(numbers)} ({counted(result.rollouts, 'rollout')}{failed})"
+        )
 
     def problem(self, episode: Episode) -> None:
         self._problems += 1
@@ -188,7 +192,7 @@ class PlainProgress(_Told):
 
     def validating(self, step: int, rollouts: int) -> None:
         self._doing = f"validation after step {step}"
-        self._say(f"validating after step {step}: {rollouts} rollouts ...")
+        self._say(f"validating after step {step}: {counted(rollouts, 'rollout')} ...")
 
     def validated(self, result: ValidationResult) -> None:
         self._doing = f"step {result.step + 1}"
@@ -258,7 +262,7 @@ class LiveProgress(_Told):
         self._metrics, self._timings = metrics, timings
 
     def validating(self, step: int, rollouts: int) -> None:
-        self._validation = f"{rollouts} rollouts after step {step}"
+        self._validation = f"{counted(rollouts, 'rollout')} after step {step}"
 
     def validated(self, result: ValidationResult) -> None:
         self._validation = ""

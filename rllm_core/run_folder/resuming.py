@@ -77,7 +77,8 @@ def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
         if now > before and depends_on_steps:
             raise ConfigError(
                 f"training.steps cannot change from {before} to {now} in run folder {run_file.parent}: {key} depends "
-                f"on the planned steps. A new run can start from its weights: --init-from {run_file.parent}"
+                f"on the planned steps. A new run can start from its weights: --init-from {run_file.parent} "
+                "(in Python, setting training.init_from)"
             )
 
 

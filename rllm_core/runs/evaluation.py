@@ -137,9 +137,9 @@ async def evaluate(
         )
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):
-        raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split with --split")
+        raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split")
     if len(tasks) == ENDLESS and task_limit is None:
-        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; limit them with --tasks N")
+        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; limit them with --tasks N (in Python, tasks=N)")
     estimators, scorer = Algorithm.of(resolved).estimators, scorer_of(resolved)
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:

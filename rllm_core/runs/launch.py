@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import platform
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -290,7 +291,7 @@ def how_to_continue(workflow: str, path: Path) -> str:
     """Returns the command or the call that resumes a run."""
     if is_class_reference(workflow):
         return f"rllm_core.train({workflow.removeprefix(CLASS_PREFIX)}, run_dir={str(path)!r}, resume=True)"
-    return f"rllm-core train --resume --run-dir {path}"
+    return f"rllm-core train --resume --run-dir {shlex.quote(str(path))}"
 
 
 @contextmanager

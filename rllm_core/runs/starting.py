@@ -33,7 +33,7 @@ def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -
         ConfigError: If there is no target.
     """
     if resume and run_dir is None:
-        raise ConfigError("--resume needs --run-dir DIR, the folder of the run to continue")
+        raise ConfigError("--resume needs --run-dir DIR (in Python, run_dir), the folder of the run to continue")
     if target is not None:
         return target
     if not resume or run_dir is None:
@@ -81,7 +81,7 @@ def folder_of(parts: Parts, run_dir: Path | None) -> Path:
         path = Path("runs") / f"{name}{suffix}"
         if not path.exists():
             return path
-    raise RunError(f"no free folder name like runs/{name}; use --run-dir")
+    raise RunError(f"no free folder name like runs/{name}; choose a run folder")
 
 
 def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_process: bool) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def evaluate(
         parts = parts_of(resolved)
         host, opening = parts.host, evaluation.engine_of_backend(parts, checkpoint)
     elif checkpoint is not None:
-        raise ConfigError("--checkpoint needs a backend; omit --engine, or export the model and use --model")
+        raise ConfigError("--checkpoint needs a backend; omit --engine (in Python, engine), or export the model and use --model")
     else:
         host = host_of(resolved, workflow_of(resolved))
         opening = evaluation.engine_by_name(engine, resolved)

@@ -140,19 +140,21 @@ class Generation:
     def _check_attempts(self) -> None:
         books = self.ledger.books
         ended = {account: books.total(account) for account in ("failed", "filtered")}
+        ended["unscored"] = books.by_reason().get("filtered", {}).get("unscored", 0)
         if not self.groups_since_step:
             self._ended_before_step = ended
         self.groups_since_step += 1
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
-            failed, filtered = (count - self._ended_before_step[account] for account, count in ended.items())
-            why = "too many were filtered"
-            advice = "Try easier or harder tasks, algorithm.filter_uniform_groups = false"
+            failed, filtered, unscored = (count - self._ended_before_step[account] for account, count in ended.items())
+            why, fix = "too many were filtered", "Try easier or harder tasks, algorithm.filter_uniform_groups = false"
             if failed > filtered:
-                why, advice = "rollouts failed", "Fix what makes them fail, listed in summary.json"
+                why, fix = "rollouts failed", "Fix what makes them fail, listed in summary.json"
+            elif 2 * unscored > filtered:
+                why, fix = "rollouts are unscored", "Fix the group scorer, whose error is in summary.json"
             raise RunError(
                 f"one optimizer step needed more than {limit} groups because {why} (run so far: {books.described()}). "
-                f"{advice}, or set a larger algorithm.max_group_attempts"
+                f"{fix}, or set a larger algorithm.max_group_attempts"
             )
 
     def _start(self, ordinal: int, task: Task) -> None:

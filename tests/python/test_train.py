@@ -125,7 +125,7 @@ def test_a_class_of_a_program_is_trained_resumed_and_evaluated(folder: Path, wor
     copy = (folder / "run" / kept["python:Letters"]["copy"]).read_text(encoding="utf-8")
     assert copy == CELL.partition("\n\n\ntrained")[0].lstrip() + "\n"
 
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match=r"already holds a run; .*\bresume=True"):
         rllm_core.train(workflow, settings, backend="local", run_dir="run")
     again = rllm_core.train(workflow, run_dir=run, resume=True)
     assert again.summary["resumed_from_step"] == 4
@@ -216,7 +216,7 @@ def test_errors_are_those_of_the_command(
         (lambda: rllm_core.train("sort", ["a.b=3"]), "settings must be a dictionary such as"),  # type: ignore[arg-type]
         (lambda: rllm_core.train(3), "3 is not the name of a workflow"),  # type: ignore[arg-type]
         (lambda: rllm_core.train(int), "class int is not a complete workflow"),  # type: ignore[arg-type]
-        (lambda: rllm_core.train(resume=True), "--resume needs --run-dir"),
+        (lambda: rllm_core.train(resume=True), "--resume needs --run-dir DIR .in Python, run_dir."),
         (lambda: rllm_core.evaluate("sort", n=0), "n = 0: must be at least 1"),
         (lambda: rllm_core.evaluate("sort", k=[2]), "pass@2 needs"),
         (lambda: rllm_core.evaluate("sort", split="test"), "split = 'test'"),  # type: ignore[arg-type]

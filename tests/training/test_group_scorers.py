@@ -174,7 +174,8 @@ def test_a_broken_scorer_trains_nothing_and_ends_the_run(
         "training.validation_rollouts=0",
     )
     assert isinstance(run.error, RunError)
-    assert "unscored" in str(run.error)
+    assert "because rollouts are unscored" in str(run.error)
+    assert "easier or harder tasks" not in str(run.error)
     books = run.summary["books"]
     assert books["trained"] == 0
     assert books["dispatched"] == books["filtered"] + books["cancelled"]

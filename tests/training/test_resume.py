@@ -15,6 +15,7 @@ import pytest
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
+from rllm_core.runs import launch
 from rllm_viewer.verify import verify
 
 STEPS = 40
@@ -390,3 +391,7 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="exists and is complete"):
         checkpoint.begin(tmp_path, 1)
     assert list(checkpoint.begin(tmp_path, 2).iterdir()) == [], "what a crash left is cleared away"
+
+
+def test_the_command_to_continue_is_quoted_for_a_shell() -> None:
+    assert launch.how_to_continue("sort", Path("my run")) == "rllm-core train --resume --run-dir 'my run'"

@@ -66,6 +66,13 @@ def test_what_does_not_exist_is_an_error_of_one_line(command, arguments, message
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_an_audit_without_the_package_says_how_to_install_it(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    done = command("audit", "reasoning_gym/chain_sum")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: workflow 'reasoning_gym' needs reasoning-gym: pip install ")
+
+
 def test_an_audit_that_differs_from_the_committed_one_fails(command, monkeypatch):
     def audit(variants):
         yield "chain_sum", {**FOUND["chain_sum"], "junk": 0.75}

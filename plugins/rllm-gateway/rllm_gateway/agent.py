@@ -219,6 +219,11 @@ class AgentWorkflow(GatewayWorkflow):
         for task in self._tasks["train"][:1]:
             wanted = _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
             self._check_hidden(wanted.keys() & {*ENDPOINT, "folder", "row"}, "parameter")
+        parameters = inspect.signature(found).parameters.values()
+        given = {*ENDPOINT, "folder", "row", *(one.name for one in parameters if one.default is not one.empty)}
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = {one.name for one in parameters if one.kind not in variadic} - given
+        self._check_rows(needed, "agent.function")
         return found  # type: ignore[no-any-return]
 
     @cached_property
@@ -228,12 +233,21 @@ class AgentWorkflow(GatewayWorkflow):
         )
 
     def _check_columns(self) -> None:
-        """Raises ConfigError if the command names a column that is missing from the first row, or that is hidden."""
+        """Raises ConfigError if the command names a column that is missing from a row, or that is hidden."""
         reserved = {*ENDPOINT, "folder", *OWN_PLACEHOLDERS}
         for task in self._tasks["train"][:1]:
             for part in self.config.command:
                 _filled(part, {**task.data, **dict.fromkeys(reserved, "")})
                 self._check_hidden(reserved.intersection(PLACEHOLDER.findall(part)), "placeholder")
+        named = {name for part in self.config.command for name in PLACEHOLDER.findall(part)}
+        self._check_rows(named - reserved, "agent.command")
+
+    def _check_rows(self, columns: Set[str], needed_by: str) -> None:
+        """Raises ConfigError if a row lacks a column: the run would end at that row, perhaps after hours."""
+        for task in (*self._tasks["train"], *self._tasks["validation"]):
+            for name in sorted(columns - task.data.keys()):
+                row = json.dumps(task.data, ensure_ascii=False)
+                raise ConfigError(f"{needed_by} needs the column {name!r}, which a row lacks: {row:.100}")
 
     def _check_hidden(self, names: Set[str], what: str) -> None:
         """Raises ConfigError if a column has one of ``names``, which the agent would understand as something else."""

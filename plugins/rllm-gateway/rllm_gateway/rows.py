@@ -38,11 +38,16 @@ def read_rows(train_file: str, validation_file: str, held_out_share: float) -> d
 
 def _tasks(file: str) -> list[Task]:
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+        # Not splitlines(), which also ends a line at characters that JSON allows in a string, such as U+2028.
+        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
         where = "" if Path(file).is_absolute() else f" in the working directory {Path.cwd()}"
         raise ConfigError(f"the rows of agent cannot be read from {file}: there is no such file{where}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the rows of agent cannot be read from {file}: it is not UTF-8 text; give a .jsonl file, saved as UTF-8"
+        ) from error
+    except OSError as error:
         raise ConfigError(f"the rows of agent cannot be read from {file}: {error}") from error
     tasks: dict[str, Task] = {}
     for number, line in enumerate(lines, start=1):

@@ -262,13 +262,42 @@ async def test_wrong_settings_are_one_line(folder: Path, config: dict[str, Any],
         (["[]"], "rows.jsonl:1: a row is an object"),
         (['{"id": 1}', '{"id": 1}'], "rows.jsonl:2: the id '1' is that of an earlier row"),
         (["", ""], "leaves no row for training"),
+        (
+            ['{"id": "a", "question": "?"}', *(f'{{"id": {n}}}' for n in range(1, 20))],
+            """agent.command needs the column 'question', which a row lacks: {"id": """,
+        ),
     ],
 )
 async def test_wrong_rows_are_named(folder: Path, lines: list[str], said: str) -> None:
     (folder / "rows.jsonl").write_text("\n".join(lines))
     with pytest.raises(ConfigError) as caught:
-        await play(folder, command=("x",))
+        await play(folder, command=("x", "{question}") if "question" in "".join(lines) else ("x",))
     assert said in str(caught.value)
+
+
+async def test_a_row_without_a_parameter_of_the_function_is_named(folder: Path) -> None:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write('{"id": "late"}')
+    with pytest.raises(
+        ConfigError, match=r"agent.function needs the column 'question', .* lacks: \{\"id\": \"late\"\}"
+    ):
+        await play(folder, function=f"{folder / 'agents.py'}:breaks")
+
+
+async def test_rows_may_have_a_byte_order_mark_and_line_separators_in_texts(folder: Path) -> None:
+    rows = [{"id": f"row{number}", "question": "one\u2028two\x85three", "answer": "?"} for number in range(40)]
+    lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    [episode] = await play(
+        folder, command=(sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", "{question}")
+    )
+    assert episode.metadata["result"].strip() == r"'one\u2028two\x85three'"
+
+
+async def test_a_file_that_is_not_text_is_named(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(b"PAR1\xe0\x1f")
+    with pytest.raises(ConfigError, match=r"rows.jsonl: it is not UTF-8 text; give a .jsonl file"):
+        await play(folder, command=("x",))
 
 
 @pytest.mark.parametrize("config", [{"command": ("x", "{folder}")}, {"function": "AGENTS:anything"}])

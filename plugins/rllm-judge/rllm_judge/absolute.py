@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm_core.costs import JUDGE, spend
 from rllm_core.types import Task
-from rllm_judge.judges import NO_KEY
+from rllm_judge.judges import NO_KEY, unreachable
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
@@ -29,9 +29,12 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     """Returns the score of an answer, with the judge's reason.
 
     Raises:
+        ConnectionError: If nothing answers at the endpoint.
         ValueError: If a variable is missing, or none of three replies can be read. The rollout then fails; it never
             gets an invented reward.
     """
+    from openai import APIConnectionError
+
     model = os.environ.get("RLLM_JUDGE_MODEL")
     if not model:
         raise ValueError("reward function 'judge' needs the variable RLLM_JUDGE_MODEL: the model at the endpoint")
@@ -42,7 +45,10 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     problem = ""
     for number in range(REPLIES):
         with metered() as answered:
-            reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
+            try:
+                reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
+            except APIConnectionError as error:
+                raise ConnectionError(unreachable(_client().base_url, error)) from error
             if (usage := reply.usage) is not None:
                 answered.append((usage.prompt_tokens, usage.completion_tokens))
                 spend(JUDGE, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)

@@ -8,17 +8,29 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from rllm_core.errors import ConfigError
+
 
 class Replies:
     """Stores readable replies. Unreadable ones are not kept, because asking again may help.
 
     Args:
         file: SQLite file; "" keeps the replies in memory.
+
+    Raises:
+        ConfigError: If the file cannot be opened, or is something else.
     """
 
     def __init__(self, file: str = "") -> None:
-        self._connection = sqlite3.connect(file or ":memory:", timeout=30.0)
-        self._connection.execute("CREATE TABLE IF NOT EXISTS replies (question TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+        try:
+            self._connection = sqlite3.connect(file or ":memory:", timeout=30.0)
+            self._connection.execute(
+                "CREATE TABLE IF NOT EXISTS replies (question TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+            )
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"cache_file = {file!r} cannot be used: {error}; name a new file, or one of a run"
+            ) from error
 
     @staticmethod
     def key(*parts: Any) -> str:

@@ -87,6 +87,8 @@ class Endpoint(Judge):
             raise ConfigError(
                 f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
             ) from error
+        except openai.APIConnectionError as error:
+            raise ConnectionError(unreachable(self._client.base_url, error)) from error
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise RejectedQuestion(said(error)) from error  # most often because the question is too long
         return reply.text
@@ -124,6 +126,11 @@ def judge_of(options: JudgeOptions, services: ScorerServices) -> Judge:
     return Endpoint(options, services) if options.engine == ENDPOINT else Sampled(options, services)
 
 
-def said(error: Exception) -> str:
+def unreachable(url: object, error: Exception) -> str:
+    """Returns the message for an endpoint that an SDK could not reach: its address and the cause below the SDK."""
+    return f"no reply from the judge at {url}: {said(error)} ({said(error.__cause__ or error)})"
+
+
+def said(error: BaseException) -> str:
     """Returns the message of an SDK error as one line."""
     return " ".join(str(error).split())[:300]

@@ -60,6 +60,8 @@ class JudgeOptions(Section, use_attribute_docstrings=True):
     def _check_model(self) -> Any:
         if not self.model and self.engine != POLICY:
             raise ValueError("model is not set; name the judge's model, or set engine = 'policy'")
+        if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url = {self.base_url!r} must start with http:// or https://")
         if self.engine != ENDPOINT and self.base_url is not None:
             raise ValueError(f"base_url is for engine = {ENDPOINT!r}, but engine = {self.engine!r}; remove it")
         if self.engine != POLICY and self.frozen_version is not None:

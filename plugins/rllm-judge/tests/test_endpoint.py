@@ -72,7 +72,7 @@ def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored
 def test_an_endpoint_that_is_not_there_is_an_error_of_the_attempt() -> None:
     with serving(BY_LENGTH) as endpoint:
         pass
-    with pytest.raises(Exception, match="Connection error"):
+    with pytest.raises(ConnectionError, match=rf"no reply from the judge at {endpoint.url}/: Connection error\. \(\w+"):
         judged(Relative(options(endpoint.url)), ["one", "two"], str)
 
 
@@ -121,4 +121,12 @@ def test_the_reward_function_grades_one_answer(monkeypatch: pytest.MonkeyPatch, 
 def test_without_a_model_the_reward_function_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLLM_JUDGE_MODEL", raising=False)
     with pytest.raises(ChildRaised, match="RLLM_JUDGE_MODEL"):
+        reward({}, "text")
+
+
+@pytest.mark.slow
+def test_the_reward_function_names_an_endpoint_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_JUDGE_MODEL", "big")
+    monkeypatch.setenv("RLLM_JUDGE_BASE_URL", "localhost:8000")
+    with pytest.raises(ChildRaised, match=r"no reply from the judge at localhost:8000/: .*protocol"):
         reward({}, "text")

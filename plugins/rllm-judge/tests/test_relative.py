@@ -79,6 +79,14 @@ def test_replies_are_kept_by_content(tmp_path: Any) -> None:
     assert other.asked
 
 
+@pytest.mark.parametrize("name", ["nowhere/replies.sqlite", "notes.txt"])
+def test_a_cache_file_that_cannot_be_used_ends_the_run(tmp_path: Any, name: str) -> None:
+    (tmp_path / "notes.txt").write_text("not a database, but longer than the header of one " * 4, encoding="utf-8")
+    options = {"engine": "other", "model": "m", "cache_file": str(tmp_path / name)}
+    with pytest.raises(ConfigError, match=f"cache_file = '{tmp_path / name}' cannot be used"):
+        judged(Relative(options), ["one", "two"], BY_LENGTH)
+
+
 def test_a_policy_that_changes_is_asked_again() -> None:
     scorer = Relative(POLICY)
     for _ in range(2):
@@ -228,6 +236,7 @@ def test_tools_are_shown() -> None:
     [
         ({}, "model is not set"),
         ({"engine": "policy", "base_url": "http://localhost"}, "base_url is for engine = 'openai'"),
+        ({"model": "m", "base_url": "localhost:8000/v1"}, "base_url = .* must start with http:// or https://"),
         ({"engine": "policy", "passes": 3}, "passes"),
         ({"engine": "policy", "frozen_version": 1}, "frozen_version"),
         ({"engine": "local", "model": "m", "frozen_version": 0}, "frozen_version is for engine = 'policy'"),

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from rllm_core.algorithms.samples import segments
 from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.text import counted
 from rllm_core.types import Episode
-from rllm_viewer.terminal import counted, labeled, number, pairs
+from rllm_viewer.terminal import labeled, number, pairs
 
 PREFIX = "gateway_"
 METRIC_PREFIX = f"workflow/{PREFIX}"

@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from rllm_core.text import counted
 from rllm_core.types import FinishReason, Step, Trajectory
-from rllm_viewer.terminal import counted, cut, labeled, number, spread, value_text
+from rllm_viewer.terminal import cut, labeled, number, spread, value_text
 
 SHOWN_CHARACTERS = 600
 SHOWN_CALLS = 6

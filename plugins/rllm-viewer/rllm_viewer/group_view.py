@@ -11,12 +11,12 @@ from rich.text import Text
 
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup
+from rllm_core.text import counted
 from rllm_core.types import TerminationReason, Trajectory
 from rllm_viewer import agent_calls, conversation_view
 from rllm_viewer.recordings import best_and_worst, parts_of
 from rllm_viewer.terminal import (
     columns_of,
-    counted,
     cut,
     fitted,
     labeled,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.config import RunConfig
+from rllm_core.text import counted
 from rllm_core.version import __version__
 
 
@@ -59,4 +60,4 @@ def _result(validation: dict[str, Any]) -> str:
         if validation.get(key) is not None
     ]
     found = ", ".join(numbers) or "reward none"
-    return f"{found} ({validation['rollouts']} rollouts at step {validation['step']})"
+    return f"{found} ({counted(validation['rollouts'], 'rollout')} at step {validation['step']})"

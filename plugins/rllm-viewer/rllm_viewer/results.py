@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rllm_core.errors import ConfigError
+from rllm_core.text import counted
 
 VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
 MEASURES = (*VALIDATION_MEASURES, "loss")
@@ -102,7 +103,9 @@ def where_rollouts_ran(run: Path) -> str | None:
     host = (summary_of(run) or {}).get("rollout_host", {"name": "inline"})
     if host["name"] == "inline":
         return None
-    lost = f"; {host['restarts']} workers were lost, with {host['lost_rollouts']} rollouts" if host["restarts"] else ""
+    lost = ""
+    if host["restarts"]:
+        lost = f"; lost {counted(host['restarts'], 'worker')}, with {counted(host['lost_rollouts'], 'rollout')}"
     return f"rollouts ran in {host['where']}{lost}"
 
 

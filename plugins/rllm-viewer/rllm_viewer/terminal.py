@@ -85,11 +85,6 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if 0.001 <= abs(value) < 100 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.1e}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Returns a number with its noun, such as ``1 rollout`` and ``2 rollouts``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def share(value: float | None) -> str:
     """Formats a share in percent."""
     return ABSENT if value is None else f"{value:.0%}"

@@ -10,8 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rllm_core.run_folder.groups import RecordedRollout
+from rllm_core.text import counted
 from rllm_core.types import Step
-from rllm_viewer.terminal import ABSENT, counted, fitted, number, quoted, visible_line
+from rllm_viewer.terminal import ABSENT, fitted, number, quoted, visible_line
 
 TEXT_COLUMNS = 34
 

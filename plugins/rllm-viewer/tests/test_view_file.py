@@ -90,7 +90,7 @@ def test_groups_are_chosen(run: Path, options: list[object], groups: list[int]) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--html", "x.html", "--group", 9], "recorded groups of"),
+        (["--html", "x.html", "--group", 9], "has 4 recorded groups, but none that matches"),
         (["--html", "x.html", "--filter", "colour=red"], "must be NAME=VALUE, where NAME is one of steps, outcome"),
         (["--html", "x.html", "--filter", "steps=many"], "steps takes a number or a range such as 3..9"),
         (["--html", "x.html", "--filter", "solved=perhaps"], "solved must be one of yes, no, unknown"),
@@ -108,6 +108,15 @@ def test_only_one_run_is_written(run: Path) -> None:
     write_run(run.parent / "other")
     error = called(view, run.parent, "--html", "x.html").exception
     assert "--html writes one run, but there are 2" in str(error)
+
+
+def test_an_existing_file_is_kept(run: Path) -> None:
+    file = run.parent / "page.html"
+    file.write_text("mine", encoding="utf-8")
+    error = called(view, run, "--html", file).exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == f"{file} exists; choose another name"
+    assert file.read_text(encoding="utf-8") == "mine"
 
 
 def test_a_file_that_is_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rllm_core.engine import Completer, derive_seed
 from rllm_core.errors import ConfigError
+from rllm_core.text import counted
 from rllm_core.types import Episode, FinishReason, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows import arithmetic
@@ -220,7 +221,7 @@ def _from_files(train_file: Path, validation_file: Path | None) -> dict[Split, l
         kept = [row for row in train.values() if not row.is_held_out]
         if not held_out or not kept:
             raise ConfigError(
-                f"{train_file}: {len(train)} rows are too few to hold some out; set countdown.validation_file"
+                f"{train_file}: {counted(len(train), 'row')}, too few to hold some out; set countdown.validation_file"
             )
         return {"train": kept, "validation": held_out}
     validation = dict(_read(validation_file))

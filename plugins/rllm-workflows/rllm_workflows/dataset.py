@@ -19,7 +19,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.run_file import Preset
 from rllm_core.sandbox import ChildError, Limits
 from rllm_core.services import RewardFunction
-from rllm_core.text import printable
+from rllm_core.text import counted, printable
 from rllm_core.types import Episode, FinishReason, Step, Task, TerminationReason
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows.dataset_examples import Columns, Examples, check_no_overlap
@@ -216,8 +216,8 @@ def _splits(config: DatasetConfig) -> tuple[Examples, dict[Split, Sequence[Task]
     held_out = train.held_out(config.held_out_share)
     if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
         raise ConfigError(
-            f"{train_rows.source}: {len(train)} rows are too few to hold {config.held_out_share:g} of them out; set "
-            "other rows for validation, or dataset.held_out_share = 0"
+            f"{train_rows.source}: {counted(len(train), 'row')}, too few to hold {config.held_out_share:g} of them "
+            "out; set other rows for validation, or dataset.held_out_share = 0"
         )
     return train, {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
 

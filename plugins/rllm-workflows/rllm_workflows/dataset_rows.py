@@ -204,6 +204,8 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> tuple[Datase
         raise ConfigError(f"{folder} does not exist, or was not written by save_to_disk")
     try:
         found = datasets.load_from_disk(folder)
+    except IndexError as error:  # of datasets, if there is no file with rows
+        raise ConfigError(f"{folder} has no rows, or a split without rows") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be opened as a saved dataset: {_one_line(error)}") from error
     if not isinstance(found, datasets.DatasetDict):

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildFunction, ChildOutOfMemory, ChildTimeout, Limits
+from rllm_core.text import counted
 from rllm_core.types import Episode, FinishReason, Messages, Task, TerminationReason, well_formed
 from rllm_core.workflow import Split, Workflow, WorkflowConfig
 from rllm_workflows.math_answers import extract, is_plain, stated
@@ -162,7 +163,7 @@ def _from_files(config: MathConfig) -> dict[Split, list[Task]]:
         kept = [task for task in train.values() if not _is_held_out(task.data["problem"])]
         if not held_out or not kept:
             raise ConfigError(
-                f"{config.train_file}: {len(train)} rows are too few to hold some out; set math.validation_file"
+                f"{config.train_file}: {counted(len(train), 'row')}, too few to hold some out; set math.validation_file"
             )
         return {"train": kept, "validation": held_out}
     lines = {task.task_id: line for line, task in train.items()}

@@ -127,7 +127,7 @@ def test_one_file_is_split_without_overlap(tmp_path):
 
 def test_a_file_too_small_to_split_is_refused(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", ROW)
-    with pytest.raises(ConfigError, match=r"rows.jsonl: 1 rows are too few to hold some out"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl: 1 row, too few to hold some out"):
         CountdownWorkflow(CountdownConfig(train_file=path)).tasks("train")
 
 

@@ -317,12 +317,15 @@ def test_empty_and_too_small_files(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist([GOOD]).slice(0, 0), tmp_path / "empty.parquet")
     with pytest.raises(ConfigError, match=r"empty.parquet has no rows"):
         workflow_of(tmp_path / "empty.parquet")
+    datasets.Dataset.from_list([GOOD]).select([]).save_to_disk(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"none has no rows, or a split without rows"):
+        DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "none")))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match=r"broken.parquet cannot be read as Parquet") as caught:
         workflow_of(tmp_path / "broken.parquet")
     assert "\n" not in str(caught.value)
     one = lines(tmp_path / "one.jsonl", GOOD)
-    with pytest.raises(ConfigError, match=r"one.jsonl: 1 rows are too few to hold 0.1 of them out"):
+    with pytest.raises(ConfigError, match=r"one.jsonl: 1 row, too few to hold 0.1 of them out"):
         workflow_of(one)
     assert len(workflow_of(one, held_out_share=0).tasks("train")) == 1
 

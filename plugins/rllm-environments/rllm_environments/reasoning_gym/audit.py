@@ -15,6 +15,7 @@ from rllm_core.sandbox import ChildError, ChildFunction, Limits
 from rllm_core.services import Services
 from rllm_core.workflow import Split
 from rllm_environments.catalog import unknown
+from rllm_environments.reasoning_gym.datasets import MISSING
 from rllm_environments.reasoning_gym.workflow import POSE, ReasoningGymConfig, ReasoningGymWorkflow
 
 ITEMS = 5
@@ -85,8 +86,10 @@ def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         variants: Names of datasets; empty for all.
 
     Raises:
-        ConfigError: If rllm-devkit, which plays the rollouts, is missing.
+        ConfigError: If reasoning-gym, or rllm-devkit, which plays the rollouts, is missing.
     """
+    if find_spec("reasoning_gym") is None:
+        raise ConfigError(MISSING)
     known = names()
     wrong = [name for name in variants if name not in known]
     if wrong:

@@ -8,6 +8,7 @@ from typing import Any
 from rllm_core.errors import ConfigError
 from rllm_environments import catalog
 
+MISSING = "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"
 AUDIT_FILES = catalog.AuditFiles("reasoning_gym", "reasoning-gym", "rllm_environments")
 
 
@@ -31,9 +32,7 @@ def checked(environment: str) -> Mapping[str, Any]:
     audit = AUDIT_FILES.read()
     installed = catalog.installed_version(AUDIT_FILES.distribution)
     if installed is None:
-        raise ConfigError(
-            "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"
-        )
+        raise ConfigError(MISSING)
     if installed != audit.version:
         raise ConfigError(
             f"reasoning-gym {installed} has no audit; install reasoning-gym=={audit.version}, or audit the installed "

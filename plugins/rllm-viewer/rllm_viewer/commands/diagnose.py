@@ -19,6 +19,7 @@ def diagnose(run: Path, as_json: bool) -> None:
     RUN is the folder of a finished or a running run. Each problem is reported with its first step, its usual causes,
     the command that distinguishes them, and a section of the documentation.
     """
+    from rllm_core.text import counted
     from rllm_viewer import diagnosis
     from rllm_viewer.terminal import visible_line
     from rllm_viewer.warnings_of_runs import wrapped
@@ -36,4 +37,4 @@ def diagnose(run: Path, as_json: bool) -> None:
     for finding in found.findings:
         click.echo("\n".join(wrapped(visible_line(finding.text(run)))))
     if not found.findings and not found.nothing_trained:
-        click.echo(f"no problems in the metrics of {found.steps} steps")
+        click.echo(f"no problems in the metrics of {counted(found.steps, 'step')}")

@@ -56,7 +56,7 @@ def export(
     if as_json:
         click.echo(json.dumps(found))
         return
-    from rllm_viewer.terminal import counted
+    from rllm_core.text import counted
 
     rollouts, groups = counted(found["rollouts"], "rollout"), counted(found["groups"], "group")
     print_lines(

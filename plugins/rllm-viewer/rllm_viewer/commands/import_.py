@@ -30,7 +30,7 @@ def import_(file: Path, folder: Path, kind: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    from rllm_viewer.terminal import counted
+    from rllm_core.text import counted
 
     rollouts, groups = counted(found["rollouts"], "rollout"), counted(found["groups"], "group")
     print_lines(

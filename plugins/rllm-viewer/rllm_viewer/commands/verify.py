@@ -9,6 +9,7 @@ import click
 
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import ConfigError
+from rllm_core.text import counted
 
 
 @click.command()
@@ -44,9 +45,10 @@ def verify(context: click.Context, run: Path, as_json: bool) -> None:
         ]
         echo_table(("OUTCOME", "REASON", "ROLLOUTS"), rows)
         click.echo(
-            f"{result.status}: {result.steps} of {result.planned_steps} steps, weight version {result.weight_version}, "
-            f"{result.incarnations} launch{'' if result.incarnations == 1 else 'es'}, {result.events} events, "
-            f"max lead {result.max_lead} groups, max staleness {result.max_staleness} versions"
+            f"{result.status}: {result.steps} of {counted(result.planned_steps, 'step')}, "
+            f"weight version {result.weight_version}, {result.incarnations} "
+            f"launch{'' if result.incarnations == 1 else 'es'}, {counted(result.events, 'event')}, "
+            f"max lead {counted(result.max_lead, 'group')}, max staleness {counted(result.max_staleness, 'version')}"
         )
         for problem in result.problems:
             click.echo(problem, err=True)

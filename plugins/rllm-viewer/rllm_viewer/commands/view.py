@@ -65,6 +65,7 @@ def view(
 def _write(folders: list[Path], file: Path, step: int | None, group: int | None, filters: tuple[str, ...]) -> None:
     """Writes the chosen groups of a run to a file."""
     from rllm_core.errors import ConfigError
+    from rllm_core.text import counted
     from rllm_viewer import recordings
     from rllm_viewer.view import filters as known
     from rllm_viewer.view import index, one_file
@@ -72,6 +73,8 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
 
     if len(folders) > 1:
         raise ConfigError(f"--html writes one run, but there are {len(folders)}; name one of them")
+    if file.exists():
+        raise ConfigError(f"{file} exists; choose another name")
     run = ViewedRun(folders[0], index.cache_folder())
     wanted = known.parsed(filters)
     run.index.update()
@@ -82,10 +85,13 @@ def _write(folders: list[Path], file: Path, step: int | None, group: int | None,
     if wanted:
         chosen = [row for row in chosen if known.fitting(row, wanted)]
     if not chosen:
-        raise ConfigError(f"none of the {len(rows)} recorded groups of {run.path} match these options")
+        raise ConfigError(f"{run.path} has {counted(len(rows), 'recorded group')}, but none that matches these options")
     size = one_file.write(run, chosen, file)
     rollouts = sum(len(row.rollouts or ()) for row in chosen)
-    click.echo(f"{file}: {len(chosen)} groups, {rollouts} rollouts, {size / 1e6:.1f} MB; open it in a browser")
+    click.echo(
+        f"{file}: {counted(len(chosen), 'group')}, {counted(rollouts, 'rollout')}, {size / 1e6:.1f} MB; "
+        "open it in a browser"
+    )
 
 
 def _folders(runs: tuple[Path, ...]) -> list[Path]:
