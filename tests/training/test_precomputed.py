@@ -185,6 +185,6 @@ def test_what_the_command_line_prints_without_rewards(
     assert said[2:] == [
         "first validation (step 0): reward none",
         "last validation (step 6): reward none",
-        "say_yes (train): 1 tasks x 1 rollouts, 0 failed",
+        "say_yes (train): 1 task x 1 rollout, 0 failed",
         "reward none",
     ]
