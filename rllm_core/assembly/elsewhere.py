@@ -61,12 +61,16 @@ def provided_elsewhere(
         asked = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=False)
     except OSError as error:
         raise no_interpreter(python, error) from error
-    if asked.returncode:
+    try:
+        answer = None if asked.returncode else json.loads(asked.stdout)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        what = f"ended with exit code {asked.returncode}" if asked.returncode else "did not describe the workflow"
         raise PluginError(
-            f"rollout.python = {python!r} ended with exit code {asked.returncode}; it must be the Python interpreter "
-            "of an environment that has rllm-core and the workflow"
+            f"rollout.python = {python!r} {what}; it must be the Python interpreter of an environment that has "
+            "rllm-core and the workflow"
         )
-    answer = json.loads(asked.stdout)
     if "error" in answer:
         raise (ConfigError if answer["is_config"] else PluginError)(
             f"{answer['error']} (of rollout.python = {python!r})"

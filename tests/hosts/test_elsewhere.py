@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 import venv
 from itertools import islice
@@ -210,3 +211,6 @@ def test_an_interpreter_without_it_says_so(tmp_path: Path) -> None:
         resolve_run("far", plugins, settings={"rollout.python": sys.executable})
     with pytest.raises(ConfigError, match="cannot be started"):
         resolve_run("far", plugins, settings={"rollout.python": str(tmp_path / "nothing")})
+    for program, said in (("true", "did not describe the workflow"), ("false", "ended with exit code 1")):
+        with pytest.raises(PluginError, match=f"{said}; it must be the Python interpreter"):
+            resolve_run("far", plugins, settings={"rollout.python": shutil.which(program)})
