@@ -15,7 +15,7 @@ from rllm_core.sandbox import ChildError, ChildFunction, Limits
 from rllm_core.services import Services
 from rllm_core.workflow import Split
 from rllm_environments.catalog import unknown
-from rllm_environments.reasoning_gym.datasets import MISSING
+from rllm_environments.reasoning_gym.datasets import installed_version
 from rllm_environments.reasoning_gym.workflow import POSE, ReasoningGymConfig, ReasoningGymWorkflow
 
 ITEMS = 5
@@ -88,8 +88,7 @@ def audits(variants: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: If reasoning-gym, or rllm-devkit, which plays the rollouts, is missing.
     """
-    if find_spec("reasoning_gym") is None:
-        raise ConfigError(MISSING)
+    installed_version()
     known = names()
     wrong = [name for name in variants if name not in known]
     if wrong:

@@ -8,7 +8,6 @@ from typing import Any
 from rllm_core.errors import ConfigError
 from rllm_environments import catalog
 
-MISSING = "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"
 AUDIT_FILES = catalog.AuditFiles("reasoning_gym", "reasoning-gym", "rllm_environments")
 
 
@@ -22,6 +21,20 @@ def findings(environment: str) -> Mapping[str, Any]:
     return AUDIT_FILES.read().environments.get(environment, {})
 
 
+def installed_version() -> str:
+    """Returns the installed version of reasoning-gym.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    version = catalog.installed_version(AUDIT_FILES.distribution)
+    if version is None:
+        raise ConfigError(
+            "workflow 'reasoning_gym' needs reasoning-gym: pip install 'rllm-environments[reasoning-gym]'"
+        )
+    return version
+
+
 def checked(environment: str) -> Mapping[str, Any]:
     """Returns the findings for a dataset, after checking that it can be used.
 
@@ -30,9 +43,7 @@ def checked(environment: str) -> Mapping[str, Any]:
             failed its audit.
     """
     audit = AUDIT_FILES.read()
-    installed = catalog.installed_version(AUDIT_FILES.distribution)
-    if installed is None:
-        raise ConfigError(MISSING)
+    installed = installed_version()
     if installed != audit.version:
         raise ConfigError(
             f"reasoning-gym {installed} has no audit; install reasoning-gym=={audit.version}, or audit the installed "
