@@ -35,6 +35,7 @@ from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
 OWN_PLACEHOLDERS = {"python": sys.executable, "relay": str(Path(__file__).with_name("relay.py"))}
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_THREADS = 4096  # for agent functions; the event loop's own pool would run only a few at once
 
 
@@ -111,7 +112,7 @@ class AgentWorkflow(GatewayWorkflow):
         super().__init__(config)
         self._has_environment = False
         self._tasks = read_rows(self.config.train_file, self.config.validation_file, self.config.held_out_share)
-        self._check_columns()
+        self._check_command()
 
     async def open(self) -> None:
         """Starts the gateway."""
@@ -216,14 +217,12 @@ class AgentWorkflow(GatewayWorkflow):
             raise ConfigError(f"agent.function = {self.config.function!r} cannot be loaded: {error}") from error
         if not callable(found):
             raise ConfigError(f"agent.function = {self.config.function!r} is not a function")
-        for task in self._tasks["train"][:1]:
-            wanted = _arguments(found, dict(task.data) | dict.fromkeys((*ENDPOINT, "folder", "row"), ""))
-            self._check_hidden(wanted.keys() & {*ENDPOINT, "folder", "row"}, "parameter")
         parameters = inspect.signature(found).parameters.values()
-        given = {*ENDPOINT, "folder", "row", *(one.name for one in parameters if one.default is not one.empty)}
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = {one.name for one in parameters if one.kind not in variadic} - given
-        self._check_rows(needed, "agent.function")
+        own = {*ENDPOINT, "folder", "row"}
+        named = {one.name for one in parameters if one.kind not in VARIADIC}
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        optional = {one.name for one in parameters if one.default is not one.empty}
+        self._check_rows(named - optional, own if takes_all else own & named, own, "parameter")
         return found  # type: ignore[no-any-return]
 
     @cached_property
@@ -232,30 +231,35 @@ class AgentWorkflow(GatewayWorkflow):
             self.config.reward, Limits(wall_seconds=self.config.reward_timeout_seconds)
         )
 
-    def _check_columns(self) -> None:
-        """Raises ConfigError if the command names a column that is missing from a row, or that is hidden."""
-        reserved = {*ENDPOINT, "folder", *OWN_PLACEHOLDERS}
-        for task in self._tasks["train"][:1]:
-            for part in self.config.command:
-                _filled(part, {**task.data, **dict.fromkeys(reserved, "")})
-                self._check_hidden(reserved.intersection(PLACEHOLDER.findall(part)), "placeholder")
+    def _check_command(self) -> None:
+        """Raises ConfigError if the columns of a row do not fit the placeholders of the command."""
         named = {name for part in self.config.command for name in PLACEHOLDER.findall(part)}
-        self._check_rows(named - reserved, "agent.command")
+        own = {*ENDPOINT, "folder", *OWN_PLACEHOLDERS}
+        self._check_rows(named, own & named, own, "placeholder")
 
-    def _check_rows(self, columns: Set[str], needed_by: str) -> None:
-        """Raises ConfigError if a row lacks a column: the run would end at that row, perhaps after hours."""
+    def _check_rows(self, needed: Set[str], hiding: Set[str], own: Set[str], what: str) -> None:
+        """Checks every row before the run, which would else end at a wrong one, perhaps after hours.
+
+        Args:
+            needed: Names that the agent must get.
+            hiding: Names of ``own`` that the agent gets; it would never see a column with such a name.
+            own: Names of values that do not come from a row.
+            what: How the agent names a value, for messages.
+
+        Raises:
+            ConfigError: If a row lacks a column that the agent needs, or has a column that would be hidden.
+        """
         for task in (*self._tasks["train"], *self._tasks["validation"]):
-            for name in sorted(columns - task.data.keys()):
-                row = json.dumps(task.data, ensure_ascii=False)
-                raise ConfigError(f"{needed_by} needs the column {name!r}, which a row lacks: {row:.100}")
-
-    def _check_hidden(self, names: Set[str], what: str) -> None:
-        """Raises ConfigError if a column has one of ``names``, which the agent would understand as something else."""
-        for task in self._tasks["train"]:
-            for name in sorted(names & task.data.keys()):
+            row = f"{json.dumps(task.data, ensure_ascii=False):.100}"
+            for name in sorted(needed - own - task.data.keys()):
                 raise ConfigError(
-                    f"{self.config.train_file}: a row has a column {name!r}, which the agent would never see, because "
-                    f"it has a {what} of this name; rename the column"
+                    f"the agent's {what} {name!r} has no value for the row {row}; known names are "
+                    f"{', '.join(sorted(own | task.data.keys()))}"
+                )
+            for name in sorted(hiding & task.data.keys()):
+                raise ConfigError(
+                    f"the agent would never see the column {name!r} of the row {row}, because it has a {what} of this "
+                    "name; rename the column"
                 )
 
 
@@ -264,15 +268,9 @@ def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _filled(part: str, values: Mapping[str, Any]) -> str:
-    """Returns an argument with its placeholders filled in; placeholders in the inserted values stay as they are.
-
-    Raises:
-        ConfigError: If a placeholder names neither a column nor a value of the endpoint.
-    """
+    """Returns an argument with its placeholders filled in; placeholders in the inserted values stay as they are."""
 
     def value_of(found: re.Match[str]) -> str:
-        if found[1] not in values:
-            raise ConfigError(f"agent.command has {found[0]}, which is not one of {', '.join(sorted(values))}")
         value = values[found[1]]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -280,18 +278,8 @@ def _filled(part: str, values: Mapping[str, Any]) -> str:
 
 
 def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a call, by the function's parameter names.
-
-    Raises:
-        ConfigError: If a parameter names neither a column nor a value of the endpoint.
-    """
+    """Returns the arguments of a call, by the function's parameter names."""
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return dict(given)
-    missing = [one.name for one in parameters if one.default is one.empty and one.name not in given]
-    if missing:
-        raise ConfigError(
-            f"agent.function {function.__name__} has the parameter {missing[0]!r}, which is not one of "
-            f"{', '.join(sorted(given))}"
-        )
     return {one.name: given[one.name] for one in parameters if one.name in given}

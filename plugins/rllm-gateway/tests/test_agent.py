@@ -237,10 +237,10 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
         ({"command": ("x",), "function": "a:b"}, "set either agent.command or agent.function"),
         (
             {"command": ("x", "{questoin}")},
-            "has {questoin}, which is not one of answer, anthropic_base_url",
+            "the agent's placeholder 'questoin' has no value for the row {",
         ),
         ({"function": "nowhere:solve"}, "agent.function = 'nowhere:solve' cannot be loaded"),
-        ({"function": "AGENTS:wrong"}, "has the parameter 'colour', which is not one of"),
+        ({"function": "AGENTS:wrong"}, "; known names are answer, anthropic_base_url, api_key, base_url, folder"),
         ({"function": "AGENTS:nothing"}, "cannot be loaded"),
         ({"command": ("x",), "train_file": "/nowhere.jsonl"}, "cannot be read from /nowhere.jsonl"),
         ({"command": ("x",), "train_file": "nowhere.jsonl"}, "there is no such file in the working directory /"),
@@ -264,7 +264,7 @@ async def test_wrong_settings_are_one_line(folder: Path, config: dict[str, Any],
         (["", ""], "leaves no row for training"),
         (
             ['{"id": "a", "question": "?"}', *(f'{{"id": {n}}}' for n in range(1, 20))],
-            """agent.command needs the column 'question', which a row lacks: {"id": """,
+            """the agent's placeholder 'question' has no value for the row {"id": """,
         ),
     ],
 )
@@ -278,9 +278,7 @@ async def test_wrong_rows_are_named(folder: Path, lines: list[str], said: str) -
 async def test_a_row_without_a_parameter_of_the_function_is_named(folder: Path) -> None:
     with (folder / "rows.jsonl").open("a") as file:
         file.write('{"id": "late"}')
-    with pytest.raises(
-        ConfigError, match=r"agent.function needs the column 'question', .* lacks: \{\"id\": \"late\"\}"
-    ):
+    with pytest.raises(ConfigError, match=r"parameter 'question' has no value for the row \{\"id\": \"late\"\}"):
         await play(folder, function=f"{folder / 'agents.py'}:breaks")
 
 
@@ -306,7 +304,7 @@ async def test_a_column_that_the_agent_would_never_see_is_named(folder: Path, co
         config = {"function": config["function"].replace("AGENTS", str(folder / "agents.py"))}
     rows = [{"id": f"row{number}", "question": "?", "folder": "mine"} for number in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ConfigError, match="a row has a column 'folder', which the agent would never see"):
+    with pytest.raises(ConfigError, match="would never see the column 'folder' of the row"):
         await play(folder, **config)
 
 
