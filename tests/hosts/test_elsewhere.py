@@ -142,6 +142,7 @@ def test_a_workflow_of_another_environment_trains(python: str, tmp_path: Path) -
     assert json.loads((resumed.path / "summary.json").read_text())["optimizer_steps"] == 3
 
 
+@pytest.mark.slow
 def test_its_settings_are_checked_there(python: str) -> None:
     plugins = PluginManager.from_environment()
     resolved = resolve_run("far", plugins, settings={"rollout.python": python})
@@ -199,6 +200,7 @@ def test_an_unknown_variant_is_refused_there(python: str) -> None:
         resolve_run("far/Hils", PluginManager.from_environment(), settings={"rollout.python": python})
 
 
+@pytest.mark.slow
 def test_errors_of_its_data_are_one_line(python: str, tmp_path: Path) -> None:
     settings = SMALL | {"model.path": "", "rollout.python": python, "far.broken": True}
     with pytest.raises(ConfigError, match="row 3 of the data has no word"):

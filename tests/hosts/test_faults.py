@@ -66,6 +66,7 @@ def test_a_lost_worker_is_named_and_replaced(task: str, how: str, tmp_path: Path
     assert any(how in note for note in played.notes)
 
 
+@pytest.mark.slow
 def test_the_last_output_of_a_lost_worker_is_kept(tmp_path: Path) -> None:
     played = play("Fault", ["kill"], workers=1, max_attempts=1, folder=tmp_path / "workers")
     assert "the last words" in (played.episodes[0].error or "")
@@ -95,6 +96,7 @@ class LosesFirst(Processes):
             yield worker
 
 
+@pytest.mark.slow
 def test_a_rollout_whose_worker_is_lost_before_it_starts_is_counted() -> None:
     played = play("Fault", ["fine"], host=LosesFirst, workers=1)
     assert played.episodes[0].termination_reason.value == "done"
@@ -132,6 +134,7 @@ def test_a_workflow_that_kills_every_worker_ends_the_run() -> None:
         play("Fault", [f"exit-{n}" for n in range(40)], workers=2, rollouts_per_worker=1, max_attempts=3)
 
 
+@pytest.mark.slow
 def test_a_workflow_that_cannot_be_opened_ends_the_run() -> None:
     with pytest.raises(PluginError, match=r"workflows\.py:.*no server"):
         play("DoesNotOpen", ["plain"], workers=2)

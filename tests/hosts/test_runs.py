@@ -47,15 +47,16 @@ def train(folder: Path, workflow: str, *, resume: bool = False, **settings: Any)
     return rllm_core.train(workflow, SMALL | settings, run_dir=folder, resume=resume).path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workflow", "settings", "numbers"),
     [
         ("sort", {}, (1, 3)),
-        pytest.param("guess", {}, (2,), marks=pytest.mark.slow),
-        pytest.param("calculator", {}, (1,), marks=pytest.mark.slow),
-        pytest.param("calculator", MCP, (2,), marks=pytest.mark.slow, id="calculator-mcp"),
-        pytest.param("solver_judge", {}, (2,), marks=pytest.mark.slow),
-        pytest.param("math", {}, (1,), marks=pytest.mark.slow),
+        ("guess", {}, (2,)),
+        ("calculator", {}, (1,)),
+        pytest.param("calculator", MCP, (2,), id="calculator-mcp"),
+        ("solver_judge", {}, (2,)),
+        ("math", {}, (1,)),
     ],
 )
 def test_workers_change_no_number(

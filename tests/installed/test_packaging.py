@@ -30,6 +30,7 @@ def sources(source: Path, folder: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @every_package
 def test_a_wheel_holds_the_module_and_its_licence(source: Path, wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels[project(source)["name"]]) as archive:
@@ -46,6 +47,7 @@ def test_a_wheel_holds_the_module_and_its_licence(source: Path, wheels: dict[str
     }
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @every_package
 def test_an_sdist_builds_the_same_wheel(
@@ -68,6 +70,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.slow
 @every_package
 def test_the_metadata(source: Path, wheels: dict[str, Path]) -> None:
     found = metadata(wheels[project(source)["name"]])
@@ -83,6 +86,7 @@ def test_the_licence_is_the_same_everywhere(source: Path) -> None:
     assert (source / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 @every_package
 def test_requirements_have_lower_bounds(source: Path, wheels: dict[str, Path]) -> None:
     for text in metadata(wheels[project(source)["name"]]).get_all("Requires-Dist", []):

@@ -299,6 +299,7 @@ def test_doctor_finds_what_an_installed_plugin_lacks(rllm_core: Run) -> None:
     assert "    pip install 'rllm-fixture-not-there>=2.1'\n" in plain.stdout
 
 
+@pytest.mark.slow
 def test_doctor_survives_a_half_removed_distribution(rllm_core: Run, tmp_path: Path) -> None:
     folder = tmp_path / "site" / "rllm_torso-3.0.dist-info"
     folder.mkdir(parents=True)
@@ -308,6 +309,7 @@ def test_doctor_survives_a_half_removed_distribution(rllm_core: Run, tmp_path: P
     assert report["plugins"]["rllm_torso/torso"] == "3.0"
 
 
+@pytest.mark.slow
 def test_doctor_is_content_with_a_good_plugin(rllm_core: Run) -> None:
     report = json.loads(rllm_core("doctor", "--json", packages=("rllm-good",)).stdout)
     assert report["plugins"]["rllm-good/good"] == "1.2"

@@ -113,6 +113,7 @@ def test_an_error_that_cannot_say_what_it_is_breaks_its_own_plugin_only(manager:
     assert info.error == "rllm_hostile/mute_error.py:9: Mute: its message is not available: ValueError"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["colours", "colourful-error"])
 @pytest.mark.parametrize("arguments", [("workflows",), ("plugins", "--load", "--json"), ("--help",), ("train", "x")])
 def test_no_text_of_a_plugin_controls_the_terminal(rllm_core: Run, name: str, arguments: tuple[str, ...]) -> None:

@@ -214,6 +214,7 @@ def test_a_rollout_cannot_leave_its_line(text: str) -> None:
     assert not any(one in text for one in found)
 
 
+@pytest.mark.slow
 def test_a_long_rollout_is_shortened() -> None:
     options = POLICY | {"max_transcript_characters": 1000}
     _, services = judged(Relative(options), ["x" * 10_000_000, "short"], lambda messages: "")

@@ -130,6 +130,7 @@ def test_no_second_row_of_the_vocabulary_is_needed(options: dict[str, float]) ->
     assert live.peak_bytes["all"] < 0.1 * logits.numel() * 4 + rows * BLOCK_TOKENS * 100
 
 
+@pytest.mark.slow
 def test_a_number_right_below_a_boundary_gives_a_token_before_it() -> None:
     logits = logits_of(2000, 16_384, 1.0)
     logits[:, :BLOCK_TOKENS] += 5.0  # so that the rounding of the sum of the row is that of the block

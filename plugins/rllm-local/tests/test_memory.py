@@ -246,6 +246,7 @@ def test_the_copy_for_sampling_is_as_large_as_predicted(model_type: str, dtype: 
     assert grown < (1 + WITHIN) * published + (0 if shares else 4 * 4 * shape_of(model_type).layer_parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_large", [False, True], ids=["small vocabulary", "large vocabulary"])
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(
@@ -272,6 +273,7 @@ def test_sampling_needs_the_logits_and_the_cache_that_are_predicted(
     assert size <= found["cache"] <= 3 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_a_large_cache_is_never_there_twice(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory, cache):

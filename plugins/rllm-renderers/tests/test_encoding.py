@@ -186,6 +186,7 @@ def test_a_normaliser_cannot_make_a_control_token(byte_tokenizer_json):
     assert encoder.count([user(text)]) == 1
 
 
+@pytest.mark.slow
 def test_thousands_of_control_tokens(byte_tokenizer_json):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(byte_tokenizer_json), eos_token="<|im_end|>"
@@ -287,6 +288,7 @@ def test_a_pickled_encoder_is_the_same_encoder(encoders):
         assert again.encode(text) == encoder.encode(text)
 
 
+@pytest.mark.slow
 def test_threads_render_while_others_truncate(make_parser):
     reference, shared = make_parser(), make_parser()
     conversations = [[user(f"what is {number}? <|im_end|> " + "one two " * 30)] for number in range(40)]

@@ -132,7 +132,7 @@ def test_the_checks_of_the_cores_own() -> None:
         (WithoutStdin, "programs", "EOF when reading"),
         pytest.param(WithoutClock, "wall clock", "did not end within", marks=pytest.mark.slow),
         (WithoutOutputLimit, "output", "but the limit is 10000"),
-        (WithoutMemoryLimit, "memory", "a program used"),
+        pytest.param(WithoutMemoryLimit, "memory", "a program used", marks=pytest.mark.slow),
         (Optimistic, "bad endings", "is reported as"),
         (WithoutExitCode, "programs", "exit code None"),
         (Late, "programs", "wall_seconds is 1000000.0"),
