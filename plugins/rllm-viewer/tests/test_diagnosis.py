@@ -262,6 +262,9 @@ def test_the_closing_lines_of_a_healthy_run(tmp_path: Path) -> None:
     assert 'worst reward 0.250: "sort: dbca" -> "abdc"' in text
     assert "warning" not in text
     assert text.count("  rllm-core ") == 3
+    assert f"  rllm-core eval --checkpoint {run}" in text
+    without_calls = {**summary, "costs": {"by_kind": {"training": {"calls": 2}}}}
+    assert f"  rllm-core eval WORKFLOW --checkpoint {run}" in closing.lines(run, without_calls), "as of sft"
 
 
 def test_nobody_overlooks_that_nothing_was_trained(tmp_path: Path) -> None:
