@@ -292,4 +292,4 @@ def test_a_damaged_run_is_one_line(tmp_path: Path, file: str) -> None:
     (run / file).write_text("[1]\n", encoding="utf-8")
     result = called(diagnose, run)
     assert result.exit_code == 1
-    assert "a file is damaged" in str(result.exception)
+    assert "is damaged" in str(result.exception)
