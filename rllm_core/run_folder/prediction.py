@@ -56,7 +56,9 @@ def predict(config: RunConfig, validation_rollouts: int, like: Path | None, *, s
     if like is not None:
         return _like(like, training.steps, rollouts, measured)
     if not samples:
-        return Prediction({}, "the workflow never calls the model, and training is left out; add --like RUN to include it")
+        return Prediction(
+            {}, "the workflow never calls the model, and training is left out; add --like RUN to include it"
+        )
     calls = training.steps * rollouts + measured
     most = config.rollout.max_response_tokens
     return Prediction(
