@@ -156,9 +156,9 @@ def _print_dry_run(
     derived, config = parts.derived(), with_step(parts.config)
     if (initial := checked(config)) is not None:
         parts.notes.append(f"starts from the weights of {initial.run} after step {initial.step}")
-    rollouts = config.training.validation_rollouts
-    validation = plan(parts.tasks.of("validation") if rollouts else (), rollouts, samples=parts.workflow.samples)
-    prediction = predict(config, len(validation), like).to_dict(config)
+    rollouts, samples = config.training.validation_rollouts, parts.workflow.samples
+    validation = plan(parts.tasks.of("validation") if rollouts else (), rollouts, samples=samples)
+    prediction = predict(config, len(validation), like, samples=samples).to_dict(config)
     for name, limit in config.costs.budget.model_dump(exclude_none=True).items():
         if prediction[name] > limit:
             parts.notes.append(f"costs.budget.{name} = {limit:,} is less than the prediction, so it may end the run")

@@ -35,7 +35,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint, initial
-from rllm_core.run_folder.journal import JsonLines, cut_after, write_whole, writing
+from rllm_core.run_folder.journal import JsonLines, check_size, cut_after, write_whole, writing
 from rllm_core.run_folder.recorded import COSTS, GROUPS, INDEX, TIMINGS, TOKENS
 from rllm_core.run_folder.resuming import changed_keys, check_steps
 
@@ -205,15 +205,21 @@ class RunDir:
             # They are also the weights of the reference policy, and of a judge that is not trained.
             self.initial = initial.checked(config, self.read_json(initial.FILE))
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
+        lines = [(f"{name}.jsonl", offsets.get(name, 0)) for name in reversed(LINES)]  # earlier versions had fewer
+        for name, offset in lines:  # before any of them is changed
+            try:
+                check_size(self.path / name, offset)
+            except ValueError as error:
+                raise RunError(
+                    f"run folder {self.path} cannot be resumed: {error}; restore the file, or start a new run from "
+                    f"its weights: --init-from {self.path} (in Python, setting training.init_from)"
+                ) from error
         lost = self.path / "lost" / str(self.incarnation - 1)
         (self.path / "summary.json").unlink(
             missing_ok=True
         )  # from the previous launch, including steps that are truncated now
-        for name in reversed(LINES):
-            try:  # manifests of earlier versions have fewer files
-                cut_after(self.path / f"{name}.jsonl", offsets.get(name, 0), lost / f"{name}.jsonl")
-            except ValueError as error:
-                raise RunError(f"run folder {self.path} cannot be resumed: {error}") from error
+        for name, offset in lines:
+            cut_after(self.path / name, offset, lost / name)
 
 
 def _content(source: str) -> bytes:

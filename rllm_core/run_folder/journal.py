@@ -114,8 +114,8 @@ class JsonLines:
 _line = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
-def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
-    """Truncates ``path`` to ``offset_bytes``, and moves the remaining bytes to the file ``lost``.
+def check_size(path: Path, offset_bytes: int) -> int:
+    """Returns the size of a file in bytes; 0 if there is none.
 
     Raises:
         ValueError: If the file is shorter than ``offset_bytes``.
@@ -123,7 +123,16 @@ def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size < offset_bytes:
         raise ValueError(f"{path.name} has {size} bytes, but had {offset_bytes} when the checkpoint was saved")
-    if size == offset_bytes:
+    return size
+
+
+def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
+    """Truncates ``path`` to ``offset_bytes``, and moves the remaining bytes to the file ``lost``.
+
+    Raises:
+        ValueError: If the file is shorter than ``offset_bytes``.
+    """
+    if check_size(path, offset_bytes) == offset_bytes:
         return
     with path.open("rb+") as file:
         file.seek(offset_bytes)

@@ -36,13 +36,14 @@ class Prediction:
         return {**amounts_of(self.kinds, config.costs), "by_kind": by_kind, "how": self.how}
 
 
-def predict(config: RunConfig, validation_rollouts: int, like: Path | None) -> Prediction:
+def predict(config: RunConfig, validation_rollouts: int, like: Path | None, *, samples: bool = True) -> Prediction:
     """Predicts the costs of a run.
 
     Args:
         config: Run file.
         validation_rollouts: Number of rollouts per validation.
         like: Folder of the run to predict from; None to assume one call per rollout.
+        samples: Whether the workflow calls the model.
 
     Raises:
         ConfigError: If the folder holds no run with steps and costs.
@@ -54,6 +55,10 @@ def predict(config: RunConfig, validation_rollouts: int, like: Path | None) -> P
     measured = len(validated) * validation_rollouts
     if like is not None:
         return _like(like, training.steps, rollouts, measured)
+    if not samples:
+        return Prediction(
+            {}, "the workflow never calls the model, and training is left out; add --like RUN to include it"
+        )
     calls = training.steps * rollouts + measured
     most = config.rollout.max_response_tokens
     return Prediction(

@@ -133,7 +133,8 @@ async def evaluate(
     if not workflow.samples:
         raise ConfigError(
             f"workflow {config.workflow!r} never calls the model, so there is nothing to evaluate; validations of "
-            "rllm-core train report the likelihood of its example conversations"
+            "rllm-core train report the likelihood of its example conversations. To measure what the model learned, "
+            "name another workflow: rllm-core eval WORKFLOW --checkpoint RUN"
         )
     tasks = Tasks(workflow, config.workflow).of(split)
     if not len(tasks):

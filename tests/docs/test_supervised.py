@@ -42,7 +42,9 @@ def test_what_is_in_the_table_is_what_a_row_may_have() -> None:
 
 @pytest.mark.slow
 def test_fine_tuning(folder: Path) -> None:
-    assert "100 steps train 3,200 rows, 1.6e+03 epochs of 2" in rllm_core(folder, "train", "sft.toml", "--dry-run")
+    said = rllm_core(folder, "train", "sft.toml", "--dry-run")
+    assert "100 steps train 3,200 rows, 1.6e+03 epochs of 2" in said
+    assert "predicted costs: 0 tokens, 0 calls" in said, "it never calls the model"
     rllm_core(folder, "train", "sft.toml", "--run-dir", "run", "-o", "training.steps=4")
     assert rllm_core(folder, "verify", "run").endswith("every rollout is accounted for\n")
     first, last = json.loads((folder / "run" / "summary.json").read_text())["validation"]

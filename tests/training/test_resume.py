@@ -355,6 +355,21 @@ def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_shorter_than_its_checkpoint_is_refused_before_anything_changes(run_scripted: Any) -> None:
+    run = run_scripted()
+    metrics, events = run.path / "metrics.jsonl", run.path / "events.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-9])
+    with events.open("a") as file:
+        file.write("{}\n")  # as of a launch that was killed after its last checkpoint
+    before = {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    again = run_scripted(resume=True, is_sound=False)
+    assert isinstance(again.error, RunError)
+    assert "metrics.jsonl has" in str(again.error)
+    assert "restore the file, or start a new run from its weights: --init-from" in str(again.error)
+    assert {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
 def test_a_hung_thread_of_the_backend_does_not_keep_the_process(tmp_path: Path) -> None:
     process = start(tmp_path / "run", command=COMMAND.replace("main()", HUNG_THREAD))
     _, err = process.communicate(timeout=600)

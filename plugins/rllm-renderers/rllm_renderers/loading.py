@@ -15,6 +15,7 @@ from rllm_core.errors import ConfigError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_SECONDS = 5.0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def read_model_config(path: str) -> dict[str, Any]:
@@ -78,9 +79,12 @@ def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
         if offline and not folder.is_dir():
             raise ConfigError(
                 f"model {path!r} is neither a folder nor downloaded, and the Hugging Face Hub cannot be reached: it "
-                "did not answer, or HF_HUB_OFFLINE is set. Set model.path to a model folder, or try again later"
+                "did not answer, or HF_HUB_OFFLINE is set. Use a model folder, or try again later"
             ) from error
-        raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
+        what = _first_line(error)
+        if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            what = f"the folder has neither {' nor '.join(TOKENIZER_FILES)}; use the folder that has them"
+        raise ConfigError(f"model {path!r} has no tokenizer that can be loaded: {what}") from error
 
 
 def is_offline(path: str) -> bool:

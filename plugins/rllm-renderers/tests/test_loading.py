@@ -79,7 +79,7 @@ def with_code_of_its_own(folder):
         (without_stops, "has no token that ends a turn"),
         (with_garbled_generation_config, "generation_config.json of model .* cannot be read"),
         (with_a_list_for_a_generation_config, "generation_config.json of model .* cannot be read"),
-        (without_files, "has no tokenizer that can be loaded"),
+        (without_files, "has neither tokenizer.json nor tokenizer_config.json; use the folder that has them"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from rllm_core.costs import SAMPLING
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.answers_table import question_and_answer
 from rllm_core.run_folder.groups import RecordedRollout
@@ -76,8 +77,11 @@ def _next(run: Path, summary: Mapping[str, Any], has_problems: bool) -> list[str
         if summary.get("status") == "completed":
             return [*first, "rllm-core doctor"]
         return [*first, f"rllm-core train --resume --run-dir {folder}"]
+    # A workflow that never called the model, such as sft, cannot be evaluated; another one can.
+    has_sampled = SAMPLING in summary.get("costs", {}).get("by_kind", {SAMPLING: {}})
+    evaluated = "" if has_sampled else "WORKFLOW "
     return [
         f"rllm-core show {folder}",
-        f"rllm-core eval --checkpoint {folder}",
+        f"rllm-core eval {evaluated}--checkpoint {folder}",
         f"rllm-core chat {folder}",
     ]

@@ -91,8 +91,10 @@ def plot(runs: Sequence[ComparedRun], labels: Sequence[str], file: Path) -> None
     """Draws the reward, or else the loss, of all runs over their steps, together with their validations.
 
     Raises:
-        ConfigError: If matplotlib is not installed, the runs have nothing to draw, or the file cannot be written.
+        ConfigError: If the file exists or cannot be written, matplotlib is not installed, or there is nothing to draw.
     """
+    if file.exists():
+        raise ConfigError(f"{file} exists; choose another name")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -120,7 +122,7 @@ def plot(runs: Sequence[ComparedRun], labels: Sequence[str], file: Path) -> None
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     try:
-        figure.savefig(file, dpi=120)
+        figure.savefig(file, dpi=120, format=file.suffix[1:] or "png")  # with a format, the name is kept
     except (OSError, ValueError) as error:
         raise ConfigError(f"the plot cannot be written to {file}: {error}") from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, RunError
 from rllm_core.text import counted
 
 VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
@@ -65,7 +65,7 @@ def result_of(run: Path) -> RunResult:
     """Returns the result of a run; a damaged folder also gives a result."""
     try:
         return _result(run)
-    except DAMAGED as error:
+    except (RunError, *DAMAGED) as error:
         what = f"{error.filename or run}: {error.strerror}" if isinstance(error, OSError) else str(error)
         return RunResult(run, "damaged", error=what or type(error).__name__, changed=_changed(run))
 
@@ -113,27 +113,37 @@ def summary_of(run: Path) -> dict[str, Any] | None:
     """Returns ``summary.json``; None for a run that has not ended or was killed.
 
     Raises:
-        ValueError: If the file is damaged.
+        RunError: If the file is damaged.
     """
     file = run / "summary.json"
     if not file.is_file():
         return None
-    found = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{file} is damaged: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name} is not an object")
+        raise RunError(f"{file} is damaged: it is not a JSON object")
     return found
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    """Returns all validation events of a run, in order."""
+    """Returns all validation events of a run, in order.
+
+    Raises:
+        RunError: If the file is damaged.
+    """
     path, found = run / "events.jsonl", []
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            # An active or killed run may end in an incomplete line.
-            if line.startswith('{"event":"validation"') and line.endswith("\n"):
-                found.append(json.loads(line))
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                # An active or killed run may end in an incomplete line.
+                if line.startswith('{"event":"validation"') and line.endswith("\n"):
+                    found.append(json.loads(line))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
     return found
 
 

@@ -110,11 +110,19 @@ def test_a_value_and_its_absence_differ(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_plot_is_written(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    for name, start in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")):
+    for name, start in (("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml"), ("curves", b"\x89PNG")):
         text = compared(*pair, "--plot", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
         assert text.splitlines()[-1].startswith("plot: ") or name in text
     assert json.loads(compared(*pair, "--plot", tmp_path / "p.png", "--json"))["plot"] == str(tmp_path / "p.png")
+
+
+def test_a_plot_replaces_no_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "plot.png").write_text("mine", encoding="utf-8")
+    error = called(compare, *pair, "--plot", tmp_path / "plot.png").exception
+    assert isinstance(error, ConfigError)
+    assert "exists; choose another name" in str(error)
+    assert (tmp_path / "plot.png").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("name", ["nowhere/plot.png", "plot.unknown"])

@@ -262,6 +262,9 @@ def test_the_closing_lines_of_a_healthy_run(tmp_path: Path) -> None:
     assert 'worst reward 0.250: "sort: dbca" -> "abdc"' in text
     assert "warning" not in text
     assert text.count("  rllm-core ") == 3
+    assert f"  rllm-core eval --checkpoint {run}" in text
+    without_calls = {**summary, "costs": {"by_kind": {"training": {"calls": 2}}}}
+    assert f"  rllm-core eval WORKFLOW --checkpoint {run}" in closing.lines(run, without_calls), "as of sft"
 
 
 def test_nobody_overlooks_that_nothing_was_trained(tmp_path: Path) -> None:
@@ -289,4 +292,4 @@ def test_a_damaged_run_is_one_line(tmp_path: Path, file: str) -> None:
     (run / file).write_text("[1]\n", encoding="utf-8")
     result = called(diagnose, run)
     assert result.exit_code == 1
-    assert "a file is damaged" in str(result.exception)
+    assert "is damaged" in str(result.exception)

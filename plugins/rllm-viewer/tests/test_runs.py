@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from local_runs import train
 from recorded_runs import called, write_run
 
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager
+from rllm_viewer import results
 from rllm_viewer.commands.runs import runs
 
 
@@ -184,3 +186,19 @@ def test_a_curve_is_shown_where_there_is_room(tmp_path: Path) -> None:
     assert listed(tmp_path)[1].endswith("█")
     assert listed(tmp_path, charset="ascii")[1].endswith("#")
     assert "CURVE" not in listed(tmp_path, 50)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read"),
+    [
+        ("events.jsonl", b"\xf4\n", results.validations),
+        ("events.jsonl", b'{"event":"validation"\n', results.validations),
+        ("summary.json", b"", results.where_rollouts_ran),
+        ("summary.json", b"[]", results.where_rollouts_ran),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, read: Callable[[Path], Any]) -> None:
+    run = write_run(tmp_path / "run")
+    (run / name).write_bytes(content)
+    with pytest.raises(RunError, match=rf"{name} is damaged: "):
+        read(run)

@@ -245,6 +245,8 @@ def _sources(config: DatasetConfig, columns: Sequence[str]) -> tuple[DatasetRows
         train, splits = open_saved(folder, config.train_split, columns)
         if split and not splits:
             raise ConfigError(f"{folder} has no splits; unset dataset.validation_split to hold rows out")
+        if config.train_split != DatasetConfig.model_fields["train_split"].default and not splits:
+            raise ConfigError(f"{folder} has no splits; unset dataset.train_split to train on its rows")
         return train, open_saved(folder, split, columns)[0] if split else None
     if not config.allow_download:
         raise ConfigError(

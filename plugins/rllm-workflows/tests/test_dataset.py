@@ -309,6 +309,8 @@ def test_splits_that_are_not_there(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     with pytest.raises(ConfigError, match=r"has no splits; unset dataset.validation_split"):
         DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "one"), validation_split="test"))
+    with pytest.raises(ConfigError, match=r"has no splits; unset dataset.train_split"):
+        DatasetWorkflow(DatasetConfig(saved=str(tmp_path / "one"), train_split="test"))
 
 
 def test_empty_and_too_small_files(tmp_path):

@@ -37,7 +37,7 @@ SHOWN_METRICS = (
 
 @click.command("compare", short_help="Compare runs: differing settings, validations, last metrics, plot.")
 @click.argument("runs", metavar="RUN RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw the curves of all runs to a file.")
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw all curves to a new file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:
     """Compare runs: differing settings and versions, validations, metrics of the last step.
