@@ -186,6 +186,34 @@ def test_a_reward_in_a_file_returns_a_number_and_parts(
     assert score.parts.keys() - metrics.keys() == parts
 
 
+LAMBDA = "score = lambda task, text: 2.0\n"
+DECORATED = """
+def double(function):
+    def doubled(task, text):
+        return 2 * function(task, text)
+    return doubled
+
+@double
+def score(task, text):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(("text", "name"), [(LAMBDA, ""), (DECORATED, ":score")])
+def test_a_reward_is_found_by_its_name_in_the_file(write: Callable[[str, str], Path], text: str, name: str) -> None:
+    """Python calls these functions ``<lambda>`` and ``double.<locals>.doubled``."""
+    path = write("score.py", text)
+    services = Services(PluginManager())
+
+    async def scored() -> Any:
+        try:
+            return await services.reward_function(f"{path}{name}")(Task(task_id="t"), "hello")
+        finally:
+            await services.close()
+
+    assert asyncio.run(scored()) == 2.0
+
+
 @pytest.mark.slow
 def test_a_reward_in_a_file_runs_in_a_child_process(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
