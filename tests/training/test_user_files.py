@@ -214,6 +214,13 @@ def test_a_reward_is_found_by_its_name_in_the_file(write: Callable[[str, str], P
     assert asyncio.run(scored()) == 2.0
 
 
+@pytest.mark.parametrize("parameters", ["text", "task", "prompts, completions, answer", "*, task, text", "**kwargs"])
+def test_a_reward_with_other_parameters_is_not_called(write: Callable[[str, str], Path], parameters: str) -> None:
+    path = write("score.py", f"def score({parameters}):\n    return 1.0\n")
+    with pytest.raises(PluginError, match=r"score\.py:score must be .* two arguments, \(task, text\)"):
+        Services(PluginManager()).reward_function(str(path))
+
+
 @pytest.mark.slow
 def test_a_reward_in_a_file_runs_in_a_child_process(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
