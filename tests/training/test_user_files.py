@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm_core.assembly.resolution import resolve_run
-from rllm_core.errors import ConfigError, PluginError
+from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
 from rllm_core.plugins import PluginManager
 from rllm_core.services import Services
@@ -266,6 +266,17 @@ def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Cal
     run = run_scripted(f"algorithm.name={path}")
     assert run.error is None
     assert run.assembly.config.algorithm.name == str(path)
+
+
+def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
+    run_scripted: RunScripted, write: Callable[[str, str], Path]
+) -> None:
+    path = write("env.py", WORKFLOW.replace("[step], reward", "[], reward"))
+    run = run_scripted("algorithm.max_group_attempts=2", "training.validation_rollouts=0", target=str(path))
+    assert isinstance(run.error, RunError)
+    assert "because their episodes have no sampled steps" in str(run.error)
+    assert "return the steps of completer.complete()" in str(run.error)
+    assert "harder tasks" not in str(run.error)
 
 
 @pytest.mark.parametrize(
