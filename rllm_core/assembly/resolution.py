@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,7 +161,13 @@ def resolve_run(
     sources = _sources(whole, [("option", given), (from_target, tables), ("workflow", preset.tables)])
     check_named(workflow, plugins, named["workflow"], whole)
     core = {key: whole.pop(key) for key in RunConfig.model_fields if key in whole and key != "plugins"}
-    config = validated(RunConfig, core, "", _core_keys())
+    try:
+        config = validated(RunConfig, core, "", _core_keys())
+    except ConfigError as error:
+        wrong = re.search(r"[\w.]+\.[\w]+", str(error))
+        if wrong is not None and sources.get(wrong[0]) == "workflow":
+            raise ConfigError(f"{workflow.record.run_file} of workflow {workflow.record.name!r}: {error}") from error
+        raise
     if not config.parser:
         sources["parser"] = "backend"
     selected = providers_of(config, plugins, engine, workflow=workflow)
@@ -191,7 +198,11 @@ def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, give
         return Preset({}, "")
     run_file = plugins.load(workflow, workflow.record.run_file)
     found = run_file(given) if inspect.signature(run_file).parameters else run_file()
-    return found if isinstance(found, Preset) else Preset(found, "")
+    preset = found if isinstance(found, Preset) else Preset(found, "")
+    try:
+        return Preset(tables_of_settings(preset.tables), preset.reason)
+    except ConfigError as error:
+        raise ConfigError(f"{workflow.record.run_file} of workflow {workflow.record.name!r}: {error}") from error
 
 
 def checked_section(

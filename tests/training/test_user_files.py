@@ -186,6 +186,12 @@ def test_a_reward_in_a_file_returns_a_number_and_parts(
     assert score.parts.keys() - metrics.keys() == parts
 
 
+def returning(tables: object) -> str:
+    """The workflow with another result of ``run_file``."""
+    return WORKFLOW.replace('{"training": {"steps": 3}, "env": {"letters": 3}}', repr(tables))
+
+
+NO_MODEL = WORKFLOW.replace("config_model = Config", "config_model = dict")
 LAMBDA = "score = lambda task, text: 2.0\n"
 DECORATED = """
 def double(function):
@@ -268,6 +274,12 @@ def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Cal
     assert run.assembly.config.algorithm.name == str(path)
 
 
+def test_a_run_file_in_a_file_may_have_dotted_keys(plugins: PluginManager, write: Callable[[str, str], Path]) -> None:
+    """As `rllm_core.train` takes them; they were ignored."""
+    path = write("env.py", returning({"training.steps": 7, "env.letters": 4}))
+    assert resolve_run(str(path), plugins, backend="scripted").config.training.steps == 7
+
+
 def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
 ) -> None:
@@ -291,13 +303,22 @@ def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
         ("env.py", "raise SystemExit(3)", "env.py", "cannot be loaded: .*SystemExit"),
         ("env.py", "def broken(:", "env.py", "cannot be loaded: .*SyntaxError"),
         ("env.txt", "", "env.py", "there is no file"),
+        ("env.py", returning(None), "env.py", r"env\.py:run_file of workflow 'env': .* got NoneType"),
+        (
+            "env.py",
+            returning({"training": {"stepz": 3}}),
+            "env.py",
+            "run_file of workflow 'env': unknown key 'training.st",
+        ),
+        ("env.py", returning({"training.steps": "x"}), "env.py", "run_file of workflow 'env': training.steps"),
+        ("env.py", NO_MODEL, "env.py", r"workflow 'env' \(/.*env\.py\): config="),
     ],
 )
 def test_a_wrong_file_is_one_line(
     plugins: PluginManager, write: Callable[[str, str], Path], name: str, text: str, reference: str, message: str
 ) -> None:
     folder = write(name, text).parent
-    with pytest.raises(PluginError, match=message) as error:
+    with pytest.raises((PluginError, ConfigError), match=message) as error:
         resolve_run(f"{folder}/{reference}", plugins, backend="scripted")
     assert "\n" not in str(error.value)
     assert f"{folder}/{reference}" in str(error.value)
