@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm_core.assembly.resolution import resolve_run
-from rllm_core.errors import ConfigError, PluginError, RunError
+from rllm_core.errors import ConfigError, PluginError, RunError, UserError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
 from rllm_core.plugins import PluginManager
 from rllm_core.services import Services
@@ -278,6 +278,18 @@ def test_a_run_file_in_a_file_may_have_dotted_keys(plugins: PluginManager, write
     """As `rllm_core.train` takes them; they were ignored."""
     path = write("env.py", returning({"training.steps": 7, "env.letters": 4}))
     assert resolve_run(str(path), plugins, backend="scripted").config.training.steps == 7
+
+
+@pytest.mark.parametrize("host", ["inline", "processes"])
+def test_an_open_without_async_is_explained(
+    run_scripted: RunScripted, write: Callable[[str, str], Path], host: str
+) -> None:
+    path = write(
+        "env.py", WORKFLOW.replace("    async def run", "    def open(self):\n        pass\n\n    async def run")
+    )
+    run = run_scripted(f"rollout.host={host}", is_begun=False, target=str(path))
+    assert isinstance(run.error, UserError)
+    assert "env.py:17) must be a coroutine function; write async def open" in str(run.error)
 
 
 def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
