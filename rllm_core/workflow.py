@@ -177,9 +177,16 @@ class Workflow(ABC):
         metadata: Mapping[str, Any] | None = None,
     ) -> Episode:
         """Builds the episode of a workflow with one agent. ``reward=None`` means the sum of the steps' rewards."""
+        listed = [] if isinstance(steps, Step) else list(steps)
+        if isinstance(steps, Step) or not all(isinstance(step, Step) for step in listed):
+            got = "a list with " + ", ".join(sorted({type(step).__name__ for step in listed})) if listed else "one Step"
+            raise TypeError(
+                f"steps is {got}; it must be a list of what completer.complete() returned, such as "
+                "[await completer.complete(messages)]"
+            )
         return Episode(
             task_id=task.task_id,
-            trajectories=[Trajectory(steps=list(steps), reward=reward)],
+            trajectories=[Trajectory(steps=listed, reward=reward)],
             is_correct=is_correct,
             termination_reason=termination_reason,
             metrics=metrics or {},

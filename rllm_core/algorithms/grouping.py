@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -24,6 +25,23 @@ class FilterReason(StrEnum):
     def is_of_policy(self) -> bool:
         """Whether the reason reflects the policy's results, not a failure or the absence of sampled tokens."""
         return self not in (FilterReason.INCOMPLETE_GROUP, FilterReason.NOTHING_SAMPLED, FilterReason.UNSCORED)
+
+
+def why_untrained(ended: Counter[str]) -> tuple[str, str]:
+    """Returns the main reason why rollouts were not trained, and what to do about it.
+
+    Args:
+        ended: Numbers of filtered rollouts by `FilterReason`, and of those that ``failed``.
+    """
+    filtered = ended.total() - ended["failed"]
+    if ended["failed"] > filtered:
+        return "rollouts failed", "Fix what makes them fail, listed in summary.json"
+    if 2 * ended[FilterReason.UNSCORED] > filtered:
+        return "rollouts are unscored", "Fix the group scorer, whose error is in summary.json"
+    if 2 * ended[FilterReason.NOTHING_SAMPLED] > filtered:
+        fix = "Let run() of the workflow return the steps of completer.complete() in its episode"
+        return "their episodes have no sampled steps", fix
+    return "too many were filtered", "Try easier or harder tasks, algorithm.filter_uniform_groups = false"
 
 
 GroupOf = Callable[[Episode, Trajectory], str]

@@ -191,7 +191,11 @@ def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, give
         return Preset({}, "")
     run_file = plugins.load(workflow, workflow.record.run_file)
     found = run_file(given) if inspect.signature(run_file).parameters else run_file()
-    return found if isinstance(found, Preset) else Preset(found, "")
+    preset = found if isinstance(found, Preset) else Preset(found, "")
+    try:
+        return Preset(tables_of_settings(preset.tables), preset.reason)
+    except ConfigError as error:
+        raise ConfigError(f"{workflow.record.run_file} of workflow {workflow.record.name!r}: {error}") from error
 
 
 def checked_section(

@@ -9,6 +9,7 @@ from typing import Self
 
 from rllm_core.config import RolloutConfig
 from rllm_core.hosts.contract import HostedWorkflow, HostReport, RolloutHost
+from rllm_core.hosts.rollout_failures import coroutine_of
 from rllm_core.workflow import Workflow
 
 
@@ -25,11 +26,11 @@ class Inline(RolloutHost):
 
     async def open(self, *, note: Callable[[str], None], settled: Callable[[], None], folder: Path | None) -> None:
         """Opens the workflow."""
-        await self.hosted.workflow.open()
+        await coroutine_of(self.hosted.workflow.open)
 
     async def close(self) -> None:
         """Closes the workflow."""
-        await self.hosted.workflow.close()
+        await coroutine_of(self.hosted.workflow.close)
 
     def place(self) -> nullcontext[Workflow]:
         """Returns a slot without waiting: ``rollout.max_concurrent_rollouts`` is the only limit."""

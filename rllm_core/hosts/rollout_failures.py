@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
 
 from rllm_core.engine import EngineError, Terminated
+from rllm_core.errors import PluginError
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.limits.timeouts import Escaped, contained
-from rllm_core.plugins.blame import blamed
+from rllm_core.plugins.blame import blamed, defined_at
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_formed
 
 MAX_TRACEBACK_CHARACTERS = 8000
@@ -31,6 +33,19 @@ async def awaited(returned: object) -> object:
         kind = type(returned).__name__
         raise Rejected(f"run() must be a coroutine function (async def run), but returned {kind} without one")
     return await contained(returned)
+
+
+def coroutine_of(method: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+    """Calls ``open`` or ``close`` of a workflow, which must be a coroutine function.
+
+    Raises:
+        PluginError: If it is none.
+    """
+    returned = method()
+    if not inspect.isawaitable(returned):
+        name, place = method.__name__, defined_at(method)
+        raise PluginError(f"{name}() of the workflow ({place}) must be a coroutine function; write async def {name}")
+    return returned
 
 
 def failure_of(error: BaseException) -> RolloutFailed:

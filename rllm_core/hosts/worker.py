@@ -26,7 +26,7 @@ from typing import Any
 from rllm_core.errors import UserError
 from rllm_core.hosts import wire
 from rllm_core.hosts.pacing import Paced
-from rllm_core.hosts.rollout_failures import failure_of
+from rllm_core.hosts.rollout_failures import coroutine_of, failure_of
 from rllm_core.hosts.worker_side_rollout import RunningRollout
 from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed
@@ -139,7 +139,7 @@ class WorkerSession:
             workflow = workflow_class(workflow_class.config_model.model_validate(message.section))
             workflow.services = Services(sandbox=message.sandbox)
             if message.opens:
-                await contained(workflow.open())
+                await contained(coroutine_of(workflow.open))
         except BaseException as error:  # third-party code
             failed = failure_of(error)
             self.say(wire.Broken(str(error) if isinstance(error, UserError) else str(failed), failed.traceback))
@@ -190,7 +190,7 @@ class WorkerSession:
         if self._workflow is not None:
             for close in (self._workflow.close, self._workflow.services.close):
                 try:
-                    await contained(close())
+                    await contained(coroutine_of(close))
                 except Exception as error:  # third-party code
                     wrong.append(blamed(error))
         self.say(wire.Closed("; ".join(wrong)))

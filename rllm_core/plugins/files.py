@@ -67,25 +67,27 @@ def provided_by_file(kind: type[ProviderT], reference: str) -> Provided[Provider
         raise
     except BaseException as error:  # a file that calls sys.exit() is broken, but the process continues
         raise PluginError(f"{kind.kind} {reference!r} cannot be loaded: {located(error, None)}") from error
-    found = _chosen(kind, module, contract, reference, name)
+    own, found = _chosen(kind, module, contract, reference, name)
     fields: dict[str, Any] = {}
     if kind is WorkflowProvider:
         has_section = contract is not None and found.config_model is not contract.config_model
-        fields["config"] = f"{path}:{found.__name__}.config_model" if has_section else None
+        fields["config"] = f"{path}:{own}.config_model" if has_section else None
         fields["run_file"] = f"{path}:run_file" if inspect.isfunction(getattr(module, "run_file", None)) else None
     elif kind is PolicyLossProvider:
         fields["learns_written"] = bool(getattr(found, "learns_written", False))
     record = kind(
         name=section_name(str(path)),
-        load=f"{path}:{found.__name__}",
-        summary=f"{found.__name__} of {path.name}",
+        load=f"{path}:{own}",  # not its __name__: decorators and lambdas have another
+        summary=f"{own} of {path.name}",
         **fields,
     )
     return Provided(record, info)
 
 
-def _chosen(kind: type[Provider], module: ModuleType, contract: type | None, reference: str, name: str | None) -> Any:
-    """Returns the class or function called ``name``, or the only one of this kind in the module."""
+def _chosen(
+    kind: type[Provider], module: ModuleType, contract: type | None, reference: str, name: str | None
+) -> tuple[str, Any]:
+    """Returns the class or function called ``name``, or the only one of this kind in it, with its name."""
     found = {
         own: value
         for own, value in vars(module).items()
@@ -109,7 +111,8 @@ def _chosen(kind: type[Provider], module: ModuleType, contract: type | None, ref
             f"{kind.kind} {reference!r}: the file has several {what}: {names}; name one, such as "
             f"{reference}:{next(iter(found))}"
         )
-    return found[name or next(iter(found))]
+    chosen = name or next(iter(found))
+    return chosen, found[chosen]
 
 
 def _is_a(value: Any, contract: type | None) -> bool:

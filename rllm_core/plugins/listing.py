@@ -42,8 +42,8 @@ class PluginInfo:
 
     @property
     def label(self) -> str:
-        """Distribution and version, for messages."""
-        return f"{self.package} {self.version}".rstrip()
+        """Distribution and version, for messages; the path of a file of the user."""
+        return f"{self.package} {self.version}".strip() or self.value
 
     def to_json(self) -> dict[str, Any]:
         """Returns the row as JSON."""

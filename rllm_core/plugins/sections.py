@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from rllm_core.providers import (
@@ -43,16 +44,26 @@ def breach(record: Provider, found: object, contract: Any) -> str | None:
     Args:
         record: Provider record.
         found: Object that ``record.load`` names.
-        contract: Object that ``record.contract`` names; None if any function is allowed.
+        contract: Object that ``record.contract`` names; None for a reward function.
     """
     name = record.contract.replace(":", ".")
     if contract is None:
-        fits, wanted = callable(found), "a function"
+        fits, wanted = _takes_task_and_text(found), "a function that is called with two arguments, (task, text)"
     elif isinstance(record, CommandProvider):
         fits, wanted = isinstance(found, contract), f"a {name}"
     else:
         fits, wanted = isinstance(found, type) and issubclass(found, contract), f"a subclass of {name}"
     return None if fits else f"{record.load} must be {wanted}"
+
+
+def _takes_task_and_text(found: Any) -> bool:
+    try:
+        inspect.signature(found).bind(None, "")
+    except TypeError:  # no function, or one with other parameters
+        return False
+    except ValueError:  # written in C, without a signature
+        return True
+    return True
 
 
 def wrong_model(record: Provider, model: object) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
-from rllm_core.algorithms.grouping import FilterReason
+from rllm_core.algorithms.grouping import FilterReason, why_untrained
 from rllm_core.costs import Tally, collecting
 from rllm_core.errors import RunError, UserError
 from rllm_core.limits.timeouts import stop
@@ -38,7 +39,7 @@ class Generation:
         self.coordinator = parts.coordinator
         self.stream = parts.stream
         self.groups_since_step = 0
-        self._ended_before_step: dict[str, int] = {}
+        self._ended_before_step: Counter[str] = Counter()
         self.difficulty = DifficultyCounts()
         self.quarantine = Quarantine(parts.config.rollout.quarantine_after_groups)
         self._breaker = CircuitBreaker(parts.config.rollout)
@@ -139,19 +140,13 @@ class Generation:
 
     def _check_attempts(self) -> None:
         books = self.ledger.books
-        ended = {account: books.total(account) for account in ("failed", "filtered")}
-        ended["unscored"] = books.by_reason().get("filtered", {}).get("unscored", 0)
+        ended = Counter({**books.by_reason().get("filtered", {}), "failed": books.total("failed")})
         if not self.groups_since_step:
             self._ended_before_step = ended
         self.groups_since_step += 1
         limit = self.config.algorithm.max_group_attempts * self.config.window_quota
         if self.groups_since_step > limit:
-            failed, filtered, unscored = (count - self._ended_before_step[account] for account, count in ended.items())
-            why, fix = "too many were filtered", "Try easier or harder tasks, algorithm.filter_uniform_groups = false"
-            if failed > filtered:
-                why, fix = "rollouts failed", "Fix what makes them fail, listed in summary.json"
-            elif 2 * unscored > filtered:
-                why, fix = "rollouts are unscored", "Fix the group scorer, whose error is in summary.json"
+            why, fix = why_untrained(ended - self._ended_before_step)
             raise RunError(
                 f"one optimizer step needed more than {limit} groups because {why} (run so far: {books.described()}). "
                 f"{fix}, or set a larger algorithm.max_group_attempts"

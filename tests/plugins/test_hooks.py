@@ -59,7 +59,7 @@ def plugin(name: str, function: Callable[..., object]) -> object:
 
 def provides(kind: type[providers.Provider]) -> None:
     """Checks that a record returned by the hook can be selected by name, and that its target loads."""
-    path = {"": "json:dumps", "click:Command": "rllm_core.cli.doctor:doctor"}.get(kind.contract, kind.contract)
+    path = {"": "fnmatch:fnmatch", "click:Command": "rllm_core.cli.doctor:doctor"}.get(kind.contract, kind.contract)
     record = kind(name="made-up", load=path, summary="Made up.")
     manager = PluginManager()
     manager.register(plugin(kind.hook, lambda: [record]), "mine")

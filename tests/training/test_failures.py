@@ -45,6 +45,12 @@ class Misbehaving(Workflow):
                 return Episode(task_id="another", trajectories=[Trajectory(steps=[step], reward=1.0)])
             case "no_trajectory":
                 return Episode(task_id=task.task_id)
+            case "one_step":
+                return self.episode(task, step, reward=1.0)  # type: ignore[arg-type]
+            case "not_awaited":
+                coroutine = asyncio.sleep(0)
+                coroutine.close()
+                return self.episode(task, [step, coroutine], reward=1.0)  # type: ignore[list-item]
             case "no_reward":
                 return self.episode(task, [step])
             case "terminate":
@@ -74,6 +80,8 @@ def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
         ("none", "error", "returned NoneType, not an Episode"),
         ("other_task", "error", "episode of task 'another'"),
         ("no_trajectory", "done", "no trajectory"),
+        ("one_step", "error", "steps is one Step; it must be a list of what completer.complete() returned"),
+        ("not_awaited", "error", "steps is a list with Step, coroutine; it must be"),
         ("no_reward", "error", "has no reward"),
         ("terminate", "max_turns_exceeded", "enough"),
         ("nan", "error", "finite"),

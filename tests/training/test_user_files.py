@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rllm_core.assembly.resolution import resolve_run
-from rllm_core.errors import ConfigError, PluginError
+from rllm_core.errors import ConfigError, PluginError, RunError, UserError
 from rllm_core.file_references import is_file_reference, section_name, with_absolute_files
 from rllm_core.plugins import PluginManager
 from rllm_core.services import Services
@@ -186,6 +186,47 @@ def test_a_reward_in_a_file_returns_a_number_and_parts(
     assert score.parts.keys() - metrics.keys() == parts
 
 
+def returning(tables: object) -> str:
+    """The workflow with another result of ``run_file``."""
+    return WORKFLOW.replace('{"training": {"steps": 3}, "env": {"letters": 3}}', repr(tables))
+
+
+NO_MODEL = WORKFLOW.replace("config_model = Config", "config_model = dict")
+LAMBDA = "score = lambda task, text: 2.0\n"
+DECORATED = """
+def double(function):
+    def doubled(task, text):
+        return 2 * function(task, text)
+    return doubled
+
+@double
+def score(task, text):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(("text", "name"), [(LAMBDA, ""), (DECORATED, ":score")])
+def test_a_reward_is_found_by_its_name_in_the_file(write: Callable[[str, str], Path], text: str, name: str) -> None:
+    """Python calls these functions ``<lambda>`` and ``double.<locals>.doubled``."""
+    path = write("score.py", text)
+    services = Services(PluginManager())
+
+    async def scored() -> Any:
+        try:
+            return await services.reward_function(f"{path}{name}")(Task(task_id="t"), "hello")
+        finally:
+            await services.close()
+
+    assert asyncio.run(scored()) == 2.0
+
+
+@pytest.mark.parametrize("parameters", ["text", "task", "prompts, completions, answer", "*, task, text", "**kwargs"])
+def test_a_reward_with_other_parameters_is_not_called(write: Callable[[str, str], Path], parameters: str) -> None:
+    path = write("score.py", f"def score({parameters}):\n    return 1.0\n")
+    with pytest.raises(PluginError, match=r"score\.py:score must be .* two arguments, \(task, text\)"):
+        Services(PluginManager()).reward_function(str(path))
+
+
 @pytest.mark.slow
 def test_a_reward_in_a_file_runs_in_a_child_process(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
@@ -233,6 +274,35 @@ def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Cal
     assert run.assembly.config.algorithm.name == str(path)
 
 
+def test_a_run_file_in_a_file_may_have_dotted_keys(plugins: PluginManager, write: Callable[[str, str], Path]) -> None:
+    """As `rllm_core.train` takes them; they were ignored."""
+    path = write("env.py", returning({"training.steps": 7, "env.letters": 4}))
+    assert resolve_run(str(path), plugins, backend="scripted").config.training.steps == 7
+
+
+@pytest.mark.parametrize("host", ["inline", "processes"])
+def test_an_open_without_async_is_explained(
+    run_scripted: RunScripted, write: Callable[[str, str], Path], host: str
+) -> None:
+    path = write(
+        "env.py", WORKFLOW.replace("    async def run", "    def open(self):\n        pass\n\n    async def run")
+    )
+    run = run_scripted(f"rollout.host={host}", is_begun=False, target=str(path))
+    assert isinstance(run.error, UserError)
+    assert "env.py:17) must be a coroutine function; write async def open" in str(run.error)
+
+
+def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
+    run_scripted: RunScripted, write: Callable[[str, str], Path]
+) -> None:
+    path = write("env.py", WORKFLOW.replace("[step], reward", "[], reward"))
+    run = run_scripted("algorithm.max_group_attempts=2", "training.validation_rollouts=0", target=str(path))
+    assert isinstance(run.error, RunError)
+    assert "because their episodes have no sampled steps" in str(run.error)
+    assert "return the steps of completer.complete()" in str(run.error)
+    assert "harder tasks" not in str(run.error)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reference", "message"),
     [
@@ -245,13 +315,15 @@ def test_an_estimator_in_a_file_is_trained(run_scripted: RunScripted, write: Cal
         ("env.py", "raise SystemExit(3)", "env.py", "cannot be loaded: .*SystemExit"),
         ("env.py", "def broken(:", "env.py", "cannot be loaded: .*SyntaxError"),
         ("env.txt", "", "env.py", "there is no file"),
+        ("env.py", returning(None), "env.py", r"env\.py:run_file of workflow 'env': .* got NoneType"),
+        ("env.py", NO_MODEL, "env.py", r"workflow 'env' \(/.*env\.py\): config="),
     ],
 )
 def test_a_wrong_file_is_one_line(
     plugins: PluginManager, write: Callable[[str, str], Path], name: str, text: str, reference: str, message: str
 ) -> None:
     folder = write(name, text).parent
-    with pytest.raises(PluginError, match=message) as error:
+    with pytest.raises((PluginError, ConfigError), match=message) as error:
         resolve_run(f"{folder}/{reference}", plugins, backend="scripted")
     assert "\n" not in str(error.value)
     assert f"{folder}/{reference}" in str(error.value)

@@ -7,8 +7,10 @@ import contextvars
 import functools
 import inspect
 import json
+import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -31,6 +33,8 @@ from rllm_gateway.endpoint import Endpoint
 from rllm_gateway.programs import AgentFailed, run_program
 from rllm_gateway.rows import read_rows
 from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
+
+logger = logging.getLogger(__name__)
 
 ENDPOINT = ("base_url", "anthropic_base_url", "api_key", "socket")
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")  # not ${...}, which a shell reads
@@ -115,7 +119,13 @@ class AgentWorkflow(GatewayWorkflow):
         self._check_command()
 
     async def open(self) -> None:
-        """Starts the gateway."""
+        """Starts the gateway.
+
+        Raises:
+            ConfigError: If the program of the command does not exist where the rollouts run.
+        """
+        if (missing := self._missing_program()) is not None:
+            raise ConfigError(missing)
         await super().open()
         self._keeper = ProcessKeeper()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="agent")
@@ -137,6 +147,9 @@ class AgentWorkflow(GatewayWorkflow):
         _ = self._reward
         if self.config.function:
             _ = self._function
+        # No error: with rollout hosts of other machines, only these need the program.
+        if split == "train" and (missing := self._missing_program()) is not None:
+            logger.warning("%s", missing)
         return self._tasks[split]
 
     async def run(self, task: Task, completer: Completer) -> Episode:
@@ -229,6 +242,16 @@ class AgentWorkflow(GatewayWorkflow):
     def _reward(self) -> RewardFunction:
         return self.services.reward_function(
             self.config.reward, Limits(wall_seconds=self.config.reward_timeout_seconds)
+        )
+
+    def _missing_program(self) -> str | None:
+        """Says that the program of the command is not on this machine; None if it is, or if a column names it."""
+        program = self.config.command[0] if self.config.command else ""
+        if not program or PLACEHOLDER.search(program) or shutil.which(program) is not None:
+            return None
+        return (
+            f"agent.command: this machine has no program {program!r}, in PATH or at this path and executable; install "
+            "it, activate the environment that has it, or write its path"
         )
 
     def _check_command(self) -> None:

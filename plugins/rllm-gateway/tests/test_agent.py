@@ -146,9 +146,27 @@ open({str(folder / "child")!r}, "w").write(str(child.pid))
         os.kill(int((folder / "child").read_text()), 9)
 
 
-async def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
+async def test_a_program_that_is_not_there_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first rollout; a dry run, which only lists the tasks, warns of it."""
+    monkeypatch.chdir(folder)
+    (folder / "agent.sh").write_text("#!/bin/sh\necho said 1\n")
+    for command in ("/nowhere/agent", "no-such-agent", "./agent.sh"):
+        with pytest.raises(ConfigError, match=f"agent.command: this machine has no program '{command}'"):
+            await play(folder, command=(command,))
+        assert f"no program '{command}'" in caplog.text
+    caplog.clear()
+    (folder / "agent.sh").chmod(0o755)
+    await play(folder, command=("./agent.sh",))
+    assert "no program" not in caplog.text
+
+
+async def test_a_program_that_cannot_be_started_is_named(folder: Path) -> None:
+    (folder / "agent").write_text("#!/nowhere/interpreter\n")
+    (folder / "agent").chmod(0o755)
     with pytest.raises(AgentFailed, match="cannot be started"):
-        await play(folder, command=("/nowhere/agent",))
+        await play(folder, command=(str(folder / "agent"),))
 
 
 async def test_the_engines_failure_counts_and_not_the_agents(folder: Path) -> None:

@@ -69,7 +69,7 @@ def _file(context: click.Context, kind: str, path: Path, into: Path | None) -> t
     """Writes a single file; returns its folder, itself and the commands to run next."""
     if not KINDS[kind].target:
         alone = ", ".join(name for name, chosen in KINDS.items() if chosen.target)
-        raise ConfigError(f"a {kind} needs a package; give a name without .py. One file is enough for: {alone}")
+        raise ConfigError(f"kind {kind} needs a package; give a name without .py. One file is enough for: {alone}")
     if into is not None:
         raise ConfigError("--into is the folder of a package; write the folder of a file into its name: FOLDER/NAME.py")
     names = _checked(path.stem)

@@ -224,7 +224,7 @@ def test_a_single_file_as_json(new: Callable[..., tuple[int, str, str]], tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["backend", "mine.py"], "a backend needs a package; give a name without .py"),
+        (["backend", "mine.py"], "kind backend needs a package; give a name without .py"),
         (["observer", "mine.py"], "One file is enough for: workflow, reward, estimator, loss, correction"),
         (["reward", "mine.py", "--into", "here"], "FOLDER/NAME.py"),
         (["reward", "my-score.py"], "use my_score.py"),
