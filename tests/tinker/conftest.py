@@ -33,7 +33,8 @@ from rllm_core.types import TrainingSample, token_ids
 
 CACHE = PYTHON.parents[1] / "cache"  # model and compiled programs; deleted together with the environment
 COMMAND = Path(sys.executable).with_name("rllm-core")
-RUN_SECONDS = 1500  # ends a run that hangs; far longer than one takes on a busy machine
+# Ends a run that hangs. The longest uses minutes of CPU time, of which a machine with a load of 20 gives it a tenth.
+RUN_SECONDS = 3600
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -93,7 +94,10 @@ class Run:
     log: Path
 
     def wait(self) -> int:
-        return self.process.wait(RUN_SECONDS)
+        try:
+            return self.process.wait(RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run has not ended in {RUN_SECONDS} s; it printed: {self.printed()}")
 
     def printed(self) -> str:
         return self.log.read_text(encoding="utf-8")

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import StartRun
+from rllm_tinker import sdk
 from rllm_tinker.backend import TinkerBackend
 from rllm_tinker.engine import TinkerEngine
 from rllm_tinker.remote import RemotePolicy
@@ -143,13 +145,20 @@ def test_an_engine_that_stalls_for_a_minute_is_waited_for(server: TinkerServer, 
     assert verify(run.path).problems == []
 
 
-async def test_a_name_that_is_taken_costs_one_deadline(server, make_backend, parser) -> None:
+async def test_a_name_that_is_taken_costs_one_deadline(server, make_backend, parser, monkeypatch) -> None:
     """The SDK treats the rejection as temporary, so later requests wait; the restored model saves under a new name."""
-    backend = make_backend(server, "tinker.future_timeout_seconds=6")
+    backend = make_backend(server)
     await begin(backend, parser)
     policy = backend._policy
     assert isinstance(policy, RemotePolicy)
     await policy.save(None)
+    patient, deadlines = policy._server.answer, [6.0]
+
+    async def answer(what: str, future: Any) -> Any:
+        """Gives up soon on the first answer, which never comes, and waits for all others as long as always."""
+        return await (sdk.answer(deadlines.pop(), what, future) if deadlines else patient(what, future))
+
+    monkeypatch.setattr(policy._server, "answer", answer)
     policy._saves -= 1  # reuse the last name
     path = await policy.save(None)
     assert policy.recoveries == 1
