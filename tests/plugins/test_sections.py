@@ -55,7 +55,7 @@ def made(kind: type[providers.Provider], name: str) -> Any:
     if kind is providers.CommandProvider:
         found: Any = click.Command(name)
     elif not kind.contract:
-        found = type(name, (), {"__call__": lambda self: 0.0})()
+        found = type(name, (), {"__call__": lambda self, task, text: 0.0})()
     else:
         return type(name, (providers.resolve(kind.contract),), {"__module__": __name__, **attributes})
     vars(found).update(attributes)
@@ -91,7 +91,7 @@ def test_what_agrees_is_loaded(kind: type[providers.Provider]) -> None:
 
 @pytest.mark.parametrize("kind", providers.KINDS)
 def test_what_breaks_the_contract_of_its_kind_is_refused_in_one_line(kind: type[providers.Provider]) -> None:
-    wanted = {"": "a function", "click:Command": "a click.Command"}
+    wanted = {"": "a function that is called with two arguments, (task, text)", "click:Command": "a click.Command"}
     contract = wanted.get(kind.contract, f"a subclass of {kind.contract.replace(':', '.')}")
     with pytest.raises(PluginError) as raised:
         loaded(kind, "ATTRIBUTES", None)
