@@ -18,6 +18,7 @@ ItemT = TypeVar("ItemT")
 
 FORMATS = (".jsonl", ".parquet")
 IDS, MASK = "input_ids", "assistant_masks"
+MAX_WEIGHT = 1e30  # like the core's limit of rewards: losses are float32, and sum over tokens
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,11 @@ class ConversationRow:
         if not all(isinstance(tool, Mapping) for tool in tools):
             raise ConfigError("tools must be a list of objects")
         weight = 1.0 if weight is None else weight
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-            raise ConfigError(f"weight = {weight!r} must be a number above 0; to ignore a row, remove it")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
+            raise ConfigError(
+                f"weight = {weight!r:.40} must be a number above 0 and at most {MAX_WEIGHT:g}; to ignore a row, "
+                "remove it"
+            )
         try:
             kept = Messages([{key: m[key] for key in m if m[key] is not None} for m in messages])
         except ValueError as error:
@@ -74,7 +78,7 @@ def _list(row: Mapping[str, Any], column: str) -> list[Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{column} is a string, but not valid JSON: {error}") from error
     if value is None:
         return []
@@ -202,7 +206,7 @@ class JsonLinesRows(ConversationRows):
     def _parsed(self, index: int, line: bytes) -> Any:
         try:
             return json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{self.where(index)} is not JSON: {error}") from error
 
 

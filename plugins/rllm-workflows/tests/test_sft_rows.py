@@ -65,6 +65,7 @@ def test_recorded_tokens_are_read_from_both_kinds_of_files(tmp_path: Path) -> No
         ({"messages": [ASK, SAY], "input_ids": [1, 2], "assistant_masks": [0, 2]}, "must have a 1 for each target"),
         ({"messages": [ASK, SAY], "input_ids": [1, 2], "assistant_masks": [1, 1]}, "such as the first token"),
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[1]", 'must be an object {"messages"'),
         ({}, "has no messages"),
         ({"messages": []}, "has no messages"),
@@ -78,6 +79,9 @@ def test_recorded_tokens_are_read_from_both_kinds_of_files(tmp_path: Path) -> No
         ({"messages": [ASK, SAY], "tools": ["add"]}, "tools must be a list of objects"),
         ({"messages": [ASK, SAY], "weight": 0}, "weight = 0 must be a number above 0"),
         ({"messages": [ASK, SAY], "weight": True}, "weight = True must be"),
+        ({"messages": [ASK, SAY], "weight": 10**400}, r"at most 1e\+30"),
+        ({"messages": [ASK, SAY], "weight": 1e31}, r"at most 1e\+30"),
+        ({"messages": "[" * 100_000}, "messages is a string, but not valid JSON"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}]}', "surrogate"),
     ],
 )
