@@ -285,6 +285,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         imported(tmp_path / "missing.jsonl", tmp_path / "back", "sft")
 
 
+def test_missing_lines_of_a_run_that_has_ended_are_damage(tmp_path: Path) -> None:
+    run = several(tmp_path / "run")
+    (run / "summary.json").write_text("{}")
+    groups = run / "groups.jsonl"
+    groups.write_bytes(groups.read_bytes()[:-40])
+    with pytest.raises(RunError, match=r"groups.jsonl is damaged: it lacks 1 group of groups_index.jsonl"):
+        exported(run, tmp_path / "rows.jsonl", "sft")
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_a_run_that_goes_on_or_was_killed_says_so(tmp_path: Path) -> None:
     run = several(tmp_path / "run")
     assert "the run was interrupted" in called(export, run, tmp_path / "a.jsonl", "--to", "sft").output

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.groups import RecordedGroup, RecordedRollout
 from rllm_core.run_folder.recorded import IndexedGroup, group_at
+from rllm_core.text import counted
 from rllm_viewer import recordings
 from rllm_viewer.results import is_running
 
@@ -84,13 +85,18 @@ def picked(run: Path, filters: Filters) -> Iterator[Picked]:
 
 
 def complete_entries(run: Path) -> list[IndexedGroup]:
-    """Returns the index entries of all recorded groups whose lines are complete."""
-    entries = recordings.index_of(run)
-    size = (run / "groups.jsonl").stat().st_size if (run / "groups.jsonl").is_file() else 0
-    # In an active or killed run, a line may be incomplete although its index entry exists.
-    while entries and entries[-1].offset + entries[-1].length > size:
-        entries.pop()
-    return entries
+    """Returns the index entries of all recorded groups whose lines are complete.
+
+    Raises:
+        RunError: If the run has ended and lines are missing; in an active or killed run, the last ones may be.
+    """
+    entries, file = recordings.index_of(run), run / "groups.jsonl"
+    size = file.stat().st_size if file.is_file() else 0
+    complete = [entry for entry in entries if entry.offset + entry.length <= size]
+    if len(complete) < len(entries) and state_of(run) is None:
+        missing = counted(len(entries) - len(complete), "group")
+        raise RunError(f"{file} is damaged: it lacks {missing} of groups_index.jsonl; restore the file from a copy")
+    return complete
 
 
 def state_of(run: Path) -> str | None:
