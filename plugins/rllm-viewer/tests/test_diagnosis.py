@@ -293,3 +293,13 @@ def test_a_damaged_run_is_one_line(tmp_path: Path, file: str) -> None:
     result = called(diagnose, run)
     assert result.exit_code == 1
     assert "is damaged" in str(result.exception)
+
+
+def test_metrics_that_are_missing_are_no_good_sign(tmp_path: Path) -> None:
+    run, summary = written(tmp_path, {}, {})
+    (run / "summary.json").write_text(json.dumps({**summary, "optimizer_steps": 2}), encoding="utf-8")
+    assert called(diagnose, run).exit_code == 0
+    (run / "metrics.jsonl").unlink()
+    result = called(diagnose, run)
+    assert result.exit_code == 1
+    assert "a file is damaged: metrics.jsonl has 0 of 2 steps" in str(result.exception)

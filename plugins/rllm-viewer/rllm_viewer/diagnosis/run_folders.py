@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.text import counted
 from rllm_viewer.diagnosis import answers
 from rllm_viewer.diagnosis.findings import Diagnosis
 from rllm_viewer.results import summary_of, tables_of, validations
@@ -20,10 +21,11 @@ def of_folder(run: Path) -> Diagnosis:
         ValueError: If a file is damaged.
     """
     diagnosis = Diagnosis(tables_of(run), partial(answers.of_folder, run))
-    if (run / "metrics.jsonl").is_file():
-        for row in read_json_lines(run / "metrics.jsonl"):
-            diagnosis.step(row)
-    summary = summary_of(run)
+    rows, summary = read_json_lines(run / "metrics.jsonl"), summary_of(run)
+    if summary is not None and len(rows) < (trained := summary.get("optimizer_steps", 0)):
+        raise ValueError(f"metrics.jsonl has {len(rows)} of {counted(trained, 'step')}")
+    for row in rows:
+        diagnosis.step(row)
     diagnosis.rollouts((summary or {}).get("books_by_reason") or {})
     if summary is not None:
         diagnosis.end([one.get("solved") for one in validations(run)])
