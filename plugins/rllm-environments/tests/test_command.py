@@ -67,7 +67,7 @@ def test_what_does_not_exist_is_an_error_of_one_line(command, arguments, message
 
 
 def test_an_audit_without_the_package_says_how_to_install_it(command, monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    monkeypatch.setattr(catalog, "installed_version", lambda distribution: None)
     done = command("audit", "reasoning_gym/chain_sum")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: workflow 'reasoning_gym' needs reasoning-gym: pip install ")
