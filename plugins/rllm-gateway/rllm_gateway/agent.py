@@ -273,17 +273,20 @@ class AgentWorkflow(GatewayWorkflow):
             ConfigError: If a row lacks a column that the agent needs, or has a column that would be hidden.
         """
         for task in (*self._tasks["train"], *self._tasks["validation"]):
-            row = f"{json.dumps(task.data, ensure_ascii=False):.100}"
             for name in sorted(needed - own - task.data.keys()):
                 raise ConfigError(
-                    f"the agent's {what} {name!r} has no value for the row {row}; known names are "
+                    f"the agent's {what} {name!r} has no value for the row {_start_of(task.data)}; known names are "
                     f"{', '.join(sorted(own | task.data.keys()))}"
                 )
             for name in sorted(hiding & task.data.keys()):
                 raise ConfigError(
-                    f"the agent would never see the column {name!r} of the row {row}, because it has a {what} of this "
-                    "name; rename the column"
+                    f"the agent would never see the column {name!r} of the row {_start_of(task.data)}, because it has "
+                    f"a {what} of this name; rename the column"
                 )
+
+
+def _start_of(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)[:100]
 
 
 def _of_endpoint(endpoint: Endpoint) -> dict[str, str]:
