@@ -159,6 +159,19 @@ def test_a_changed_file_is_refused_on_resume(run_scripted: RunScripted, write: C
     assert run_scripted(target=str(path), path=run.path, resume=True).error is None
 
 
+def scored(reference: str) -> Any:
+    """Scores an answer with the reward function of a file."""
+
+    async def score() -> Any:
+        services = Services(PluginManager())
+        try:
+            return await services.reward_function(reference)(Task(task_id="t"), "hello")
+        finally:
+            await services.close()
+
+    return asyncio.run(score())
+
+
 @pytest.mark.parametrize(
     ("result", "metrics", "parts"),
     [
@@ -172,15 +185,7 @@ def test_a_reward_in_a_file_returns_a_number_and_parts(
     write: Callable[[str, str], Path], result: str, metrics: dict[str, float], parts: set[str], form: str
 ) -> None:
     path = write("score.py", f"{form} score(task, text):\n    return {result}\n")
-    services = Services(PluginManager())
-
-    async def scored() -> Any:
-        try:
-            return await services.reward_function(f"{path}:score")(Task(task_id="t"), "hello")
-        finally:
-            await services.close()
-
-    score = asyncio.run(scored())
+    score = scored(f"{path}:score")
     assert score == {"0.5": 0.5}.get(result, 1.0)
     assert score.numbers == metrics
     assert score.parts.keys() - metrics.keys() == parts
@@ -209,15 +214,7 @@ def score(task, text):
 def test_a_reward_is_found_by_its_name_in_the_file(write: Callable[[str, str], Path], text: str, name: str) -> None:
     """Python calls these functions ``<lambda>`` and ``double.<locals>.doubled``."""
     path = write("score.py", text)
-    services = Services(PluginManager())
-
-    async def scored() -> Any:
-        try:
-            return await services.reward_function(f"{path}{name}")(Task(task_id="t"), "hello")
-        finally:
-            await services.close()
-
-    assert asyncio.run(scored()) == 2.0
+    assert scored(f"{path}{name}") == 2.0
 
 
 @pytest.mark.parametrize("parameters", ["text", "task", "prompts, completions, answer", "*, task, text", "**kwargs"])
