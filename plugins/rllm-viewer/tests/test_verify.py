@@ -247,3 +247,13 @@ def test_a_run_killed_between_the_lines_of_its_last_validation_is_sound(folder: 
     for checkpoint in (folder / "checkpoints").iterdir():
         shutil.rmtree(checkpoint)
     assert [problem for problem in verify(folder).problems if "tasks" in problem] == []
+
+
+@pytest.mark.slow
+def test_groups_that_are_missing_do_not_blame_their_complete_index(folder: Path) -> None:
+    (folder / "groups.jsonl").write_text("")
+    problems = verify(folder).problems
+    assert any(
+        "groups_index.jsonl has" in problem and "more line(s) than groups.jsonl" in problem for problem in problems
+    )
+    assert [problem for problem in problems if "offsets.groups_index" in problem] == []
