@@ -288,6 +288,18 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str) -> None:
     assert name in str(error)
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_groups_without_their_index_are_damage(tmp_path: Path, is_empty: bool) -> None:
+    run = of(tmp_path, sorting())
+    index = run / "groups_index.jsonl"
+    index.unlink()
+    if is_empty:
+        index.touch()
+    error = called(show, run).exception
+    assert isinstance(error, RunError)
+    assert f"{index} is missing or empty" in str(error)
+
+
 def test_damaged_texts_of_tokens_are_one_line_and_only_needed_for_tokens(tmp_path: Path) -> None:
     run = of(tmp_path, sorting())
     (run / "tokens.jsonl").write_text("{}\n", encoding="utf-8")
