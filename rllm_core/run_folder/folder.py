@@ -37,7 +37,7 @@ from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint, initial
 from rllm_core.run_folder.journal import JsonLines, check_size, cut_after, write_whole, writing
 from rllm_core.run_folder.recorded import COSTS, GROUPS, INDEX, TIMINGS, TOKENS
-from rllm_core.run_folder.resuming import changed_keys, check_steps
+from rllm_core.run_folder.resuming import changed_keys, check_steps, new_run
 
 FILES = "files.json"
 LINES = ("events", "metrics", "timings", "trajectories", COSTS, GROUPS, INDEX, TIMINGS, TOKENS)
@@ -191,8 +191,7 @@ class RunDir:
         if changed:
             raise ConfigError(
                 f"run folder {self.path} was started with a different run file; these keys differ: "
-                f"{', '.join(changed)}. Resume with the same file, "
-                f"or start a new run from its weights: --init-from {self.path} (in Python, setting training.init_from)"
+                f"{', '.join(changed)}. Resume with the same file, or {new_run(self.path)}"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)
@@ -211,8 +210,7 @@ class RunDir:
                 check_size(self.path / name, offset)
             except ValueError as error:
                 raise RunError(
-                    f"run folder {self.path} cannot be resumed: {error}; restore the file, or start a new run from "
-                    f"its weights: --init-from {self.path} (in Python, setting training.init_from)"
+                    f"run folder {self.path} cannot be resumed: {error}; restore the file, or {new_run(self.path)}"
                 ) from error
         lost = self.path / "lost" / str(self.incarnation - 1)
         (self.path / "summary.json").unlink(

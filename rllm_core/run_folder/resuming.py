@@ -9,6 +9,7 @@ from typing import Any
 from rllm_core.config import RunConfig, to_toml
 from rllm_core.errors import ConfigError
 from rllm_core.file_references import section_name
+from rllm_core.run_folder import checkpoint
 
 RESUMABLE = frozenset(
     {
@@ -50,6 +51,13 @@ def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
     return _changed_keys(before, now, ignored=_of_trackers(before, config) | {"costs"})
 
 
+def new_run(folder: Path) -> str:
+    """Returns what a user can do where a run cannot be resumed; its weights are of use only if it has saved some."""
+    if not checkpoint.complete(folder / "checkpoints"):
+        return "start a new run in another folder"
+    return f"start a new run from its weights: --init-from {folder} (in Python, setting training.init_from)"
+
+
 def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
     """Checks that the new number of planned steps would not have changed the steps that a run has trained.
 
@@ -77,8 +85,7 @@ def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
         if now > before and depends_on_steps:
             raise ConfigError(
                 f"training.steps cannot change from {before} to {now} in run folder {run_file.parent}: {key} depends "
-                f"on the planned steps. A new run can start from its weights: --init-from {run_file.parent} "
-                "(in Python, setting training.init_from)"
+                f"on the planned steps; {new_run(run_file.parent)}"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -342,6 +343,16 @@ def test_resume_with_another_run_file_names_the_differences(run_scripted: Any) -
     again = run_scripted("training.groups_per_step=2", "optimizer.learning_rate=0.5", resume=True)
     assert isinstance(again.error, ConfigError)
     assert "optimizer.learning_rate, training.groups_per_step" in str(again.error)
+    assert "start a new run from its weights: --init-from" in str(again.error)
+
+
+@pytest.mark.slow
+def test_a_run_without_a_checkpoint_is_not_suggested_as_initial_weights(run_scripted: Any) -> None:
+    run = run_scripted()
+    shutil.rmtree(run.path / "checkpoints")
+    again = run_scripted("optimizer.learning_rate=0.5", resume=True, is_begun=False)
+    assert isinstance(again.error, ConfigError)
+    assert str(again.error).endswith("Resume with the same file, or start a new run in another folder")
 
 
 @pytest.mark.slow
