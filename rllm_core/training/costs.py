@@ -85,6 +85,7 @@ class Budget:
         self.dearest: dict[str, float] = {}
         self.on_spent: Callable[[], None] = lambda: None
         self._running = 0
+        self._short: list[str] = []  # limits without room for the latest rollouts that were asked for
         self._ended = asyncio.Event()
         self._is_over = False
         if self.limits:
@@ -97,10 +98,12 @@ class Budget:
         if self._running and not self.dearest:
             return False
         spent, busy = self.costs.amounts(), self._running + rollouts
-        return all(
-            spent[name] < limit and spent[name] + busy * self.dearest.get(name, 0.0) <= limit
+        self._short = [
+            name
             for name, limit in self.limits.items()
-        )
+            if spent[name] >= limit or spent[name] + busy * self.dearest.get(name, 0.0) > limit
+        ]
+        return not self._short
 
     async def waited(self) -> bool:
         """Waits until some rollouts in progress have ended; returns False if there are none."""
@@ -124,14 +127,10 @@ class Budget:
     def problem(self) -> str:
         """Explains why the run cannot continue."""
         spent, units = self.costs.amounts(), {"tokens": " tokens", "calls": " calls", "money": ""}
-        for name, limit in self.limits.items():
-            said = f"{_number(spent[name])} of {_number(limit)}{units[name]} are spent"
-            if spent[name] >= limit:
-                break
-            needed = self.dearest.get(name, 0.0)
-            if spent[name] + needed > limit or len(self.limits) == 1:
-                said += ", too much to start another group"
-                break
+        reached = [name for name, limit in self.limits.items() if spent[name] >= limit]
+        name = (reached or self._short)[0]
+        said = f"{_number(spent[name])} of {_number(self.limits[name])}{units[name]} are spent"
+        said += "" if reached else ", too much to start another group"
         return f"the budget ended the run: {said}. To continue, resume it with a larger costs.budget.{name}"
 
     def _changed(self) -> None:

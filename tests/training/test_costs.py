@@ -316,6 +316,19 @@ def test_a_budget_ends_the_run_within_a_group_and_a_larger_one_goes_on(
 
 
 @pytest.mark.slow
+def test_the_limit_without_room_for_a_group_is_named_among_others(run_scripted: RunScripted, tmp_path: Path) -> None:
+    whole = run_scripted("training.validation_rollouts=0", path=tmp_path / "whole")
+    calls = whole.summary["costs"]["calls"] // 2 - 1
+    run = run_scripted(
+        "training.validation_rollouts=0", "costs.budget.tokens=100_000_000", f"costs.budget.calls={calls}"
+    )
+    assert isinstance(run.error, BudgetSpent)
+    assert run.summary["costs"]["calls"] < calls, "not reached, so that only the next group decides"
+    assert "too much to start another group" in str(run.error)
+    assert "costs.budget.calls" in str(run.error)
+
+
+@pytest.mark.slow
 def test_a_budget_also_ends_a_validation(run_scripted: RunScripted) -> None:
     whole = run_scripted("training.validation_rollouts=40", "training.steps=1")
     of_one = whole.summary["costs"]["calls"] // (40 * 2 + 16)
