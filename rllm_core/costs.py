@@ -103,6 +103,7 @@ class Tally:
 
 SAMPLING, JUDGE, TEACHER, TOOLS, REWARDS = "sampling", "judge", "teacher", "tools", "rewards"
 TRAINING, LOGPROBS = "training", "logprobs"
+KINDS = (SAMPLING, JUDGE, TEACHER, TOOLS, REWARDS, TRAINING, LOGPROBS)
 TRAINER_KINDS = (TRAINING, LOGPROBS)
 """Kinds of the trainer's costs, which do not count toward a budget of tokens or calls."""
 
@@ -196,3 +197,13 @@ def amounts_of(kinds: Mapping[str, Spent], config: CostsConfig) -> dict[str, flo
         "calls": sum(spent.calls for spent in counted),
         **({} if money is None else {"money": money}),
     }
+
+
+def price_notes(config: CostsConfig) -> list[str]:
+    """Returns notes for ``--dry-run`` on prices of other kinds than the core's, since a name may be misspelled."""
+    return [
+        f"costs.prices.{kind} is not the price of a kind of the core ({', '.join(KINDS)}); it applies to what a plugin "
+        f"reports as {kind!r}"
+        for kind in config.prices
+        if kind not in KINDS
+    ]

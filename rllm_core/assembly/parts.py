@@ -20,6 +20,7 @@ from rllm_core.assembly.tasks import Tasks
 from rllm_core.assembly.warm_start import warm_start_of
 from rllm_core.backend import BackendProtocol, Capabilities
 from rllm_core.config import RunConfig
+from rllm_core.costs import price_notes
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference, section_name
@@ -151,7 +152,7 @@ def parts_of(resolved: Resolved) -> Parts:
     backend.warm_start = warm_start_of(workflow, config.workflow)
     with provided.at_work("validate_config", chosen_backend):
         not_checked = backend.validate_config()
-    notes = [*resolved.notes, *kl_notes(config.algorithm.kl)]
+    notes = [*resolved.notes, *kl_notes(config.algorithm.kl), *price_notes(config.costs)]
     if not workflow.samples and len(tasks.of("train")) < ENDLESS:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step
         notes.append(f"{config.training.steps} steps train {trained:,} rows, {trained / rows:.3g} epochs of {rows:,}")

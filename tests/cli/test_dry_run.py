@@ -80,3 +80,10 @@ def test_the_prediction_names_its_assumptions_and_a_budget_that_is_too_small(dry
     assert "assumed, not measured" in prediction["how"]
     assert any("costs.budget.calls = 100 is less than the prediction" in note for note in shown["notes"])
     assert f"# sampling: {rollouts:,} calls" in dry_run(*settings)
+
+
+def test_a_price_of_a_kind_that_the_core_does_not_know_is_noted(dry_run: Any) -> None:
+    prices = ("-o", "costs.prices.sampling.hour=1", "-o", "costs.prices.samplings.hour=1")
+    notes = [note for note in json.loads(dry_run("--json", *prices))["notes"] if "costs.prices" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("costs.prices.samplings ")
