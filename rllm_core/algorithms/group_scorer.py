@@ -135,4 +135,10 @@ def _number(score: object, rollout: str) -> Score | None:
         return None
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
-    return score if isinstance(score, Score) else Score(float(score))
+    if not isinstance(score, Score):
+        return Score(float(score))
+    for name, part in score.parts.items():
+        is_number = isinstance(part, int | float) and math.isfinite(part)
+        if not isinstance(name, str) or not (is_number or isinstance(part, str)):
+            raise ValueError(f"score() returned part {name!r:.80} = {part!r:.80}; return finite numbers or texts")
+    return score

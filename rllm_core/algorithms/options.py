@@ -46,5 +46,5 @@ class Configured:
             return call(*arguments)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a SystemExit would end the run with its exit code, such as 0
             raise RunError(f"{self.label} failed: {self.describe(error)}") from error

@@ -87,7 +87,7 @@ def create(
         component = found(options, where=where)
     except UserError:
         raise
-    except Exception as error:  # the class may come from any plugin
+    except (Exception, SystemExit) as error:  # the class may come from any plugin
         raise PluginError(
             f"{label} cannot be created: {located(error, provided.plugin.package)}; choose another, and report this to "
             "its authors"

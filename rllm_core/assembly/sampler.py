@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllm_core.algorithms.task_sampler import TaskSampler
+from rllm_core.algorithms.task_sampler import TaskSampler, checked_state
 from rllm_core.assembly.components import create
 from rllm_core.assembly.resolution import Resolved
+from rllm_core.errors import RunError
 from rllm_core.types import Task
 
 
@@ -16,6 +17,7 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
     Raises:
         ConfigError: If the sampler's options are wrong, or do not fit the tasks.
         PluginError: If the sampler is missing or broken.
+        RunError: If the sampler fails to start, or its state is not JSON.
     """
     training = resolved.config.training
     sampler: TaskSampler = create(
@@ -27,4 +29,8 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
         "training.sampler_options",
     )
     sampler.attempt(sampler.begin, tasks, training.seed)
+    try:
+        checked_state(sampler.attempt(sampler.state_dict))  # now, so that no checkpoint of a long run fails
+    except ValueError as error:
+        raise RunError(f"{sampler.label}: {error}") from error
     return sampler

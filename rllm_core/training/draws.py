@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, checked_positions
+from rllm_core.algorithms.task_sampler import (
+    GroupResult,
+    Outcome,
+    TaskSampler,
+    checked_metrics,
+    checked_positions,
+    checked_state,
+)
 from rllm_core.errors import RunError
 from rllm_core.training.group import Group
 from rllm_core.types import Task
+
+CheckedT = TypeVar("CheckedT")
 
 
 class TaskDraws:
@@ -46,10 +53,7 @@ class TaskDraws:
         """
         if ordinal not in self._chosen:
             returned = self._sampler.attempt(self._sampler.next, groups)
-            try:
-                positions = checked_positions(returned, groups, self.tasks)
-            except ValueError as error:
-                raise RunError(f"{self._sampler.label}: {error}") from error
+            positions = self._checked(checked_positions, returned, groups, self.tasks)
             self._chosen |= dict(enumerate(positions, self._drawn))
             self._drawn += groups
         return self[ordinal]
@@ -111,12 +115,9 @@ class TaskDraws:
         """Returns the sampler's own metrics.
 
         Raises:
-            RunError: If one is not finite.
+            RunError: If they are not finite numbers by name.
         """
-        found = self._sampler.attempt(self._sampler.metrics)
-        for name, value in found.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise RunError(f"{self._sampler.label}: metrics() has {name!r:.80} = {value!r:.80}; return numbers")
+        found = self._checked(checked_metrics, self._sampler.attempt(self._sampler.metrics))
         return {f"sampler/{name}": float(value) for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,11 +126,7 @@ class TaskDraws:
         Raises:
             RunError: If the sampler's state is not JSON.
         """
-        state = self._sampler.attempt(self._sampler.state_dict)
-        try:
-            json.dumps(state, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise RunError(f"{self._sampler.label}: state_dict() returned a value that is not JSON: {error}") from error
+        state = self._checked(checked_state, self._sampler.attempt(self._sampler.state_dict))
         ended = {result.ordinal for result in self._results}
         return {
             "drawn": self._drawn,
@@ -145,3 +142,10 @@ class TaskDraws:
         self._chosen = {int(ordinal): position for ordinal, position in state["chosen"].items()}
         self._chosen |= {result.ordinal: result.position for result in self._results}
         self._sampler.attempt(self._sampler.load_state_dict, state["sampler"])
+
+    def _checked(self, check: Callable[..., CheckedT], *arguments: object) -> CheckedT:
+        """Returns ``check(*arguments)``; its ValueError becomes an error that names the sampler."""
+        try:
+            return check(*arguments)
+        except ValueError as error:
+            raise RunError(f"{self._sampler.label}: {error}") from error

@@ -170,6 +170,7 @@ def test_one_that_cannot_be_used_is_told_before_anything_starts(
         ("says_nothing", AHEAD, "returned advantages None for 1 steps"),
         ("fails", (), "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
         ("fails", AHEAD, "rllm_wrongs/estimators.py:40: ZeroDivisionError: division by zero"),
+        ("exits", AHEAD, "rllm_wrongs/estimators.py:66: SystemExit"),
         ("undeclared_tokens", AHEAD, "returns advantages per token; declare this"),
     ],
 )

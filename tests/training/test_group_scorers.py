@@ -158,6 +158,10 @@ BROKEN = {
     "answers with text": ("return {e.rollout_id: '1.0' for e in group.episodes}", "return a finite number"),
     "answers with a bool": ("return {e.rollout_id: True for e in group.episodes}", "return a finite number"),
     "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
+    "has a part without a value": (
+        "return {e.rollout_id: Score(1.0, {'form': None}) for e in group.episodes}",
+        "part 'form' = None; return finite numbers",
+    ),
 }
 
 

@@ -253,7 +253,10 @@ BROKEN = {
     "returns another": ("return [self.one() for _ in range(n)]", "return [self.tasks] * n", "position 20 of 20 tasks"),
     "cannot observe": ("log(**vars(result))", "raise KeyError('reward')", "KeyError"),
     "measures nothing": ('{"told": self.told}', '{"told": float("nan")}', "'told' = nan"),
-    "keeps an object": ('"drawn": self.drawn,', '"drawn": self,', "a value that is not JSON"),
+    "measures None": ('return {"told": self.told}\n', "return None\n", "metrics() returned NoneType, not a mapping"),
+    "exits": ("log(**vars(result))", "raise SystemExit", "sampler.py:29: SystemExit"),
+    "keeps an object": ('"drawn": self.drawn,', '"drawn": self if self.told else 0,', "a value that is not JSON"),
+    "keeps a tuple": ('"drawn": self.drawn,', '"drawn": (1,) if self.told else 0,', "JSON values, without tuples"),
     "cannot begin": ("self.tasks, self.told", "raise ConfigError('no lengths'); self.tasks, self.told", "no lengths"),
 }
 
@@ -274,6 +277,15 @@ def test_a_broken_sampler_ends_the_run_with_its_name(
     assert "sampler" in str(run.error)
     books = run.summary["books"]
     assert books["dispatched"] == sum(books[key] for key in ("trained", "filtered", "failed", "cancelled"))
+
+
+@pytest.mark.parametrize("state", ["None", "{1: 2}", "{'drawn': object()}"])
+def test_a_state_that_no_checkpoint_holds_is_found_before_the_run(
+    plugins: PluginManager, sampler: Callable[..., str], state: str
+) -> None:
+    setting = sampler(("def state_dict(self):\n", f"def state_dict(self):\n        return {state}\n"))
+    with pytest.raises(RunError, match=r"state_dict\(\) returned .*JSON"):
+        assemble(load_run_config("say_yes", plugins, overrides=(setting,), backend="scripted"), plugins)
 
 
 def test_a_task_in_quarantine_is_told_at_once_and_never_ends_in_a_circle(

@@ -303,3 +303,11 @@ def test_metrics_that_are_missing_are_no_good_sign(tmp_path: Path) -> None:
     result = called(diagnose, run)
     assert result.exit_code == 1
     assert "a file is damaged: metrics.jsonl has 0 of 2 steps" in str(result.exception)
+
+
+def test_a_run_that_failed_before_it_wrote_its_last_step_is_not_damaged(tmp_path: Path) -> None:
+    run, summary = written(tmp_path, {}, {})
+    (run / "summary.json").write_text(json.dumps({**summary, "status": "failed", "optimizer_steps": 3}), "utf-8")
+    assert called(diagnose, run).exit_code == 0
+    (run / "summary.json").write_text(json.dumps({**summary, "status": "failed", "optimizer_steps": 4}), "utf-8")
+    assert "metrics.jsonl has 2 of 4 steps" in str(called(diagnose, run).exception)

@@ -22,7 +22,9 @@ def of_folder(run: Path) -> Diagnosis:
     """
     diagnosis = Diagnosis(tables_of(run), partial(answers.of_folder, run))
     rows, summary = read_json_lines(run / "metrics.jsonl"), summary_of(run)
-    if summary is not None and len(rows) < (trained := summary.get("optimizer_steps", 0)):
+    # A run may fail between its last step and the row of that step.
+    trained = 0 if summary is None else summary.get("optimizer_steps", 0)
+    if len(rows) < trained - (summary is not None and summary["status"] == "failed"):
         raise ValueError(f"metrics.jsonl has {len(rows)} of {counted(trained, 'step')}")
     for row in rows:
         diagnosis.step(row)

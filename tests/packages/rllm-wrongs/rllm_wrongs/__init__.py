@@ -26,6 +26,7 @@ def advantage_estimators():
             wrong_shape="WrongShape",
             wrong_count="WrongCount",
             fails="Fails",
+            exits="Exits",
             undeclared_tokens="UndeclaredTokens",
             lax_options="LaxOptions",
         ),

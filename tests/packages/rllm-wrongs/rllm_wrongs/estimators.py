@@ -59,3 +59,8 @@ class LaxOptions(Wrong):
 
     def credit(self, trajectory):
         return np.zeros(len(trajectory.steps))
+
+
+class Exits(Wrong):
+    def credit(self, trajectory):
+        raise SystemExit
