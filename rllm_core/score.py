@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rllm_core.messages import well_formed
+
 
 class Score(float):
     """A reward, and the parts that a reward function returned with it.
@@ -17,7 +19,11 @@ class Score(float):
     def __new__(cls, reward: float, parts: Mapping[str, float | str] | None = None) -> Score:
         """Creates a score."""
         score = super().__new__(cls, reward)
-        score.parts = dict(parts or {})
+        # Texts may come from a model, and half a surrogate pair cannot be recorded.
+        score.parts = {
+            well_formed(str(name)): well_formed(part) if isinstance(part, str) else part
+            for name, part in (parts or {}).items()
+        }
         return score
 
     @property

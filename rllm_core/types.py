@@ -259,8 +259,14 @@ class Trajectory(Record):
         return restored(steps)
 
 
+MAX_ERROR_CHARACTERS = 4_000
+
+
 def _readable(error: Any) -> Any:
-    return well_formed(error) if isinstance(error, str) else error
+    if not isinstance(error, str):
+        return error
+    cut = f" [{len(error):,} characters, cut here]" if len(error) > MAX_ERROR_CHARACTERS else ""
+    return well_formed(error[:MAX_ERROR_CHARACTERS]) + cut
 
 
 class Episode(Record):

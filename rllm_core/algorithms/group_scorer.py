@@ -69,6 +69,10 @@ class ScorerServices(Protocol):
         ...
 
 
+class Unscorable(Exception):
+    """No rollout of a group can be scored, for the reason in the message, and another attempt would not help."""
+
+
 Scores = Mapping[str, Score | float | None]
 """Reward of each rollout by its ``rollout_id``; None for a rollout that could not be scored."""
 
@@ -106,6 +110,7 @@ class GroupScorer(Configured, ABC):
         An unscored rollout is not trained, and never has a reward of 0.
 
         Raises:
+            Unscorable: If no rollout can be scored. They are then unscored without another attempt.
             rllm_core.errors.UserError: If only the user can fix the problem; ends the run.
         """
 
@@ -114,7 +119,8 @@ def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | N
     """Returns the score of every rollout of the group.
 
     Raises:
-        ValueError: If a score is missing or not a finite number, or there are scores for other rollouts.
+        Unscorable: If no rollout has a score.
+        ValueError: If a score is missing, it or a part is not a finite number, or there are scores for other rollouts.
     """
     if not isinstance(returned, Mapping):
         raise ValueError(f"score() returned {type(returned).__name__}, not a mapping from rollout ids to scores")
@@ -127,7 +133,10 @@ def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | N
     unknown = [rollout for rollout in returned if rollout not in wanted]
     if unknown:
         raise ValueError(f"score() returned a score of rollout {unknown[0]!r:.80}, which is not in the group")
-    return {rollout: _number(returned[rollout], rollout) for rollout in wanted}
+    scores = {rollout: _number(returned[rollout], rollout) for rollout in wanted}
+    if all(score is None for score in scores.values()):
+        raise Unscorable("score() returned None for each of them")
+    return scores
 
 
 def _number(score: object, rollout: str) -> Score | None:
@@ -135,10 +144,8 @@ def _number(score: object, rollout: str) -> Score | None:
         return None
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
-    if not isinstance(score, Score):
-        return Score(float(score))
-    for name, part in score.parts.items():
-        is_number = isinstance(part, int | float) and math.isfinite(part)
-        if not isinstance(name, str) or not (is_number or isinstance(part, str)):
-            raise ValueError(f"score() returned part {name!r:.80} = {part!r:.80}; return finite numbers or texts")
-    return score
+    found = score if isinstance(score, Score) else Score(float(score))
+    for name, part in found.parts.items():
+        if not isinstance(part, str) and not (isinstance(part, int | float) and math.isfinite(part)):
+            raise ValueError(f"score() returned the part {(name, part)!r:.80}; a part is a finite number or text")
+    return found

@@ -16,6 +16,7 @@ from rllm_core.plugins.listing import PluginInfo
 from rllm_core.providers import WorkflowProvider
 from rllm_core.run_file import Preset
 
+ANSWERS = ("load", "summary", "package", "version", "samples", "tables", "reason")
 FLAGS = ("blocks", "global_state", "waits_for_others")
 
 
@@ -75,6 +76,9 @@ def provided_elsewhere(
         raise (ConfigError if answer["is_config"] else PluginError)(
             f"{answer['error']} (of rollout.python = {python!r})"
         )
+    missing = [key for key in (*ANSWERS, *FLAGS) if key not in answer]
+    if missing:
+        raise PluginError(f"rollout.python = {python!r} described the workflow without {', '.join(missing)}")
     variant = answer.get("variant")
     own = name if variant is None else name.removesuffix(f"/{variant}")
     record = ElsewhereProvider(

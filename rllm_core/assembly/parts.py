@@ -173,6 +173,7 @@ def workflow_of(resolved: Resolved) -> Workflow:
         workflow.place(
             record.python,
             record.path,
+            name=record.name,
             sandbox=config.rollout.sandbox,
             samples=record.samples,
             warm_starts=record.warm_starts,

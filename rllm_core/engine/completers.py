@@ -148,12 +148,14 @@ class Completer:
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
             RolloutEnded: If the rollout has ended, or ends during the call.
-            ValueError: If a stop text is empty.
+            ValueError: If a stop text is empty, or ``max_response_tokens`` is less than 1.
         """
         self._check_tools(tools)
         self._check_free()
         params = self.sampling_params
         if max_response_tokens is not None:
+            if max_response_tokens < 1:
+                raise ValueError(f"max_response_tokens must be at least 1, got {max_response_tokens}")
             params = params.model_copy(update={"max_response_tokens": max_response_tokens})
         if stop_texts:
             params = params.model_copy(update={"stop_texts": checked_stop_texts(stop_texts)})

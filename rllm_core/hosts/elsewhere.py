@@ -36,21 +36,25 @@ class ElsewhereConfig(WorkflowConfig):
 class WorkflowElsewhere(Workflow):
     """Represents the workflow in the process of the run."""
 
-    name: ClassVar[str] = "elsewhere"
+    name: ClassVar[str]
     config_model = ElsewhereConfig
 
-    def place(self, python: str, load: str, *, sandbox: str, samples: bool, warm_starts: bool = False) -> None:
+    def place(
+        self, python: str, load: str, *, name: str, sandbox: str, samples: bool, warm_starts: bool = False
+    ) -> None:
         """Sets where the workflow is.
 
         Args:
             python: Python interpreter.
             load: Dotted path of the workflow's class there.
+            name: Name of the workflow, for messages.
             sandbox: Value of ``rollout.sandbox``.
             samples: Value of the class's attribute ``samples``.
             warm_starts: Whether the workflow has conversations for a model made from scratch.
         """
         opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
         self._lister = _Lister(python, opening)
+        self.name = name  # type: ignore[misc]  # of the class elsewhere, like the next one
         self.samples = samples  # type: ignore[misc]  # of the class elsewhere
         self._warm_starts = warm_starts
 
@@ -175,14 +179,22 @@ class _Lister:
             data = self._process.stdout.read(1 << 16)
             if not data:
                 self._has_ended()
-            for content in self._frames.feed(data):
-                self._received += wire.decode_from_worker(content)
+            try:
+                for content in self._frames.feed(data):
+                    self._received += wire.decode_from_worker(content)
+            except ValueError as error:
+                raise PluginError(
+                    f"rollout.python = {self._python!r} broke the worker protocol while it listed tasks: {error}"
+                ) from error
         answer = self._received.pop(0)
         if isinstance(answer, wire.Broken | wire.Unlisted):
             is_config = isinstance(answer, wire.Unlisted) and answer.is_config
             raise (ConfigError if is_config else PluginError)(printable(answer.message))
         if not isinstance(answer, wanted):
-            raise PluginError(f"rollout.python = {self._python!r} answered {type(answer).__name__}")
+            raise PluginError(
+                f"rollout.python = {self._python!r} broke the worker protocol while it listed tasks: it sent "
+                f"{type(answer).__name__} instead of {wanted.__name__}"
+            )
         return answer
 
     def _has_ended(self) -> NoReturn:

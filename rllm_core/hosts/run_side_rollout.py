@@ -165,7 +165,7 @@ class PlayedRollout:
         asked, conversation.asked = conversation.asked, asyncio.current_task()
         if asked is not None and not asked.done():
             await asyncio.wait([asked])  # the workflow gave up this call, and the engine may need a moment to cancel it
-        if call.kept > len(conversation.said):
+        if not 0 <= call.kept <= len(conversation.said):
             raise ValueError(f"the conversation has {len(conversation.said)} messages so far, not {call.kept}")
         whole = call.kept == len(conversation.said)
         messages = Messages(conversation.said if whole else conversation.said[: call.kept])

@@ -171,7 +171,10 @@ class Frames:
         while len(received) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(received, start)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a message of {length:,} bytes is larger than {MAX_FRAME_BYTES:,}")
+                raise ValueError(
+                    f"it wrote {bytes(received[start : start + 40])!r} where a message starts, whose length is at most "
+                    f"{MAX_FRAME_BYTES:,}; print to standard error"
+                )
             end = start + _LENGTH.size + length
             if len(received) < end:
                 break

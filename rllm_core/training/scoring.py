@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, checked_scores
+from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, Unscorable, checked_scores
 from rllm_core.config import RunConfig
 from rllm_core.costs import JUDGE, Tally, collecting, current, spend
 from rllm_core.engine import RolloutEngine, TITOCompleter, TokenSource
@@ -211,6 +211,9 @@ class Scoring:
                 scoring = self.scorer.score(group, self)
                 scores = await within(algorithm.group_scorer_timeout_seconds, self.scorer.label, scoring)
                 return checked_scores(scores, group), None
+            except Unscorable as reason:
+                error = f"{self.scorer.label} scored no rollout: {reason}"
+                break
             except StallError as late:
                 error = str(late)
             except UserError:

@@ -441,3 +441,9 @@ def test_a_prompt_fits_up_to_the_last_position_and_the_last_id(toys: SimpleNames
     for prompt, new_tokens in ([1, 2, 3], 3), ([1, 2, 4], 2), ([], 1):
         with pytest.raises(EngineError):
             engine.check_prompt(np.array(prompt, dtype=np.int64), new_tokens)
+
+
+def test_an_answer_without_tokens_cannot_be_asked_for(toys: SimpleNamespace) -> None:
+    completer = TITOCompleter(toys.ListEngine(toys.BridgingParser(), [toys.letters("one")]))
+    with pytest.raises(ValueError, match="max_response_tokens must be at least 1, got 0"):
+        asyncio.run(completer.complete([USER], max_response_tokens=0))

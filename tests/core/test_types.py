@@ -719,3 +719,12 @@ def test_a_step_shows_a_span_as_an_array() -> None:
     lazy.prompt_ids = [5]  # type: ignore[assignment]
     assert lazy.prompt_ids.tolist() == [5]
     assert not hasattr(Step, "prompt_ids"), "a subclass would take it for a default"
+
+
+def test_an_error_of_any_length_is_cut_where_it_is_recorded() -> None:
+    error = Episode(task_id="task", error="no such page: " + "x" * 10_000_000).error
+    assert error is not None
+    assert error.startswith("no such page: xx")
+    assert error.endswith("x [10,000,014 characters, cut here]")
+    assert len(error) < 5_000
+    assert Episode(task_id="task", error="short \ud800").error == r"short \ud800"

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 from hosted import play
 
-from rllm_core.engine import EngineError
+from rllm_core.engine import EngineError, TITOCompleter
 from rllm_core.hosts import wire
 from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
+from rllm_core.hosts.run_side_rollout import PlayedRollout
 from rllm_core.scope import RolloutScope
-from rllm_core.types import Step, TokenOutput
+from rllm_core.types import Step, Task, TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
 from tests.hosts.workflows import CALLED, TOOLS
 
@@ -106,3 +107,17 @@ def test_a_run_that_ends_while_a_worker_is_replaced_leaves_none() -> None:
     assert played.episodes[0].termination_reason.value == "worker_lost"
     assert processes, "it was replaced"
     assert [process for process in processes if process.returncode is None] == []
+
+
+@pytest.mark.parametrize("kept", [-1, 1])
+def test_a_call_keeps_messages_that_the_conversation_has(kept: int) -> None:
+    async def ask() -> list[Any]:
+        sent: list[Any] = []
+        rollout = PlayedRollout(7, Task(task_id="task"), TITOCompleter(ScriptedEngine()), sent.append)
+        rollout.receive(wire.ModelCall(7, 1, [], kept, [{"role": "user", "content": "add"}]))
+        while not sent:
+            await asyncio.sleep(0)
+        return sent
+
+    [answer] = asyncio.run(ask())
+    assert f"the conversation has 0 messages so far, not {kept}" in answer.message

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rllm_core
-from rllm_core.assembly.parts import parts_of
+from rllm_core.assembly.parts import parts_of, workflow_of
 from rllm_core.assembly.resolution import resolve_run
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.hosts.elsewhere import _TasksElsewhere
@@ -22,6 +22,13 @@ from rllm_core.plugins import PluginManager
 from rllm_core.workflow import ENDLESS
 from rllm_viewer.verify import verify
 
+DESCRIPTION = {
+    **dict.fromkeys(("load", "summary", "package", "version", "reason"), ""),
+    **dict.fromkeys(("samples", "blocks", "global_state", "waits_for_others"), False),
+    "tables": {},
+}
+DESCRIBES = f"case $* in *describe) cat > /dev/null; echo '{json.dumps(DESCRIPTION)}' ;; *) false ;; esac"
+WRITES, READS = f"{DESCRIBES} && exit; printf", "cat > /dev/null"
 SMALL: dict[str, Any] = {
     "training": {"steps": 2, "groups_per_step": 2, "rollouts_per_group": 4, "validation_rollouts": 4},
     "training.checkpoint_every_steps": 1,
@@ -216,3 +223,25 @@ def test_an_interpreter_without_it_says_so(tmp_path: Path) -> None:
     for program, said in (("true", "did not describe the workflow"), ("false", "ended with exit code 1")):
         with pytest.raises(PluginError, match=f"{said}; it must be the Python interpreter"):
             resolve_run("far", plugins, settings={"rollout.python": shutil.which(program)})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo '{}'", "described the workflow without load, summary"),
+        (f"{WRITES} 'hello, world'; {READS}", "broke the worker protocol .*it wrote b'hello, world.*standard error"),
+        (f"{WRITES} '\\0\\0\\0\\1\\5'; {READS}", "broke the worker protocol .*Expected `array`"),
+        (
+            f"{WRITES} '\\0\\0\\0\\16\\221\\201\\244type\\246closed'; {READS}",
+            "it sent Closed instead of Ready",
+        ),
+    ],
+)
+def test_a_program_that_breaks_the_protocol_is_named(tmp_path: Path, body: str, said: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    program.chmod(0o755)
+    with pytest.raises(PluginError, match=said):
+        workflow_of(
+            resolve_run("far", PluginManager.from_environment(), settings={"rollout.python": str(program)})
+        ).tasks("train")

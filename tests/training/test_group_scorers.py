@@ -28,7 +28,7 @@ HEAD = """
 import asyncio, json, os
 from pathlib import Path
 
-from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel
+from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel, Unscorable
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
 from rllm_core.services import Score
@@ -89,7 +89,7 @@ def test_scores_take_the_place_of_rewards_and_are_recorded(
 ) -> None:
     body = """
 log(ids=[e.rollout_id for e in group.episodes], seed=group.seed, validation=group.is_validation)
-return {e.rollout_id: Score(7.0 + e.rollout_index, {"style": 0.5, "because": "it is"}) for e in group.episodes}
+return {e.rollout_id: Score(7.0 + e.rollout_index, {"style": 0.5, "because": "it is \\ud800"}) for e in group.episodes}
 """
     run = run_scripted(scorer(body), "training.groups_kept_per_step=1")
     assert run.error is None
@@ -99,7 +99,7 @@ return {e.rollout_id: Score(7.0 + e.rollout_index, {"style": 0.5, "because": "it
     trained = next(group for group in groups if group.outcome == "trained")
     assert [rollout.reward for rollout in trained.rollouts] == [7.0, 8.0, 9.0, 10.0]
     said = trained.rollouts[0].episode.metadata["group_scorer"]
-    assert (said["parts"]["because"], said["reward"]) == ("it is", 7.0)
+    assert (said["parts"]["because"], said["reward"]) == (r"it is \ud800", 7.0)
     assert said["workflow_reward"] in (0.0, 1.0)
     assert {call["validation"] for call in calls(tmp_path)} == {True, False}
     seeds = [call["seed"] for call in calls(tmp_path) if not call["validation"]]
@@ -157,6 +157,12 @@ BROKEN = {
     "knows another": (f"{OWN[:-1]}}} | {{'train-9': 1.0}}", "which is not in the group"),
     "answers with text": ("return {e.rollout_id: '1.0' for e in group.episodes}", "return a finite number"),
     "answers with a bool": ("return {e.rollout_id: True for e in group.episodes}", "return a finite number"),
+    "scores none": ("return {e.rollout_id: None for e in group.episodes}", "scored no rollout: score() returned None"),
+    "says why": ("raise Unscorable('too long')", "scored no rollout: too long"),
+    "gives nan as a part": (
+        "return {e.rollout_id: Score(1.0, {'x': float('nan')}) for e in group.episodes}",
+        "returned the part ('x', nan)",
+    ),
     "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
     "has a part without a value": (
         "return {e.rollout_id: Score(1.0, {'form': None}) for e in group.episodes}",

@@ -15,11 +15,11 @@ from typing import Any
 
 from rllm_core.costs import JUDGE, spend
 from rllm_core.types import Task
-from rllm_judge.judges import NO_KEY, unreachable
+from rllm_judge.judges import NO_KEY, failure
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
-from rllm_judge.requests import metered, note
+from rllm_judge.requests import metered, note, reply_of
 
 REPLIES = 3
 MAX_ANSWER_CHARACTERS = 100_000
@@ -29,11 +29,11 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     """Returns the score of an answer, with the judge's reason.
 
     Raises:
-        ConnectionError: If nothing answers at the endpoint.
+        ConnectionError: If nothing answers at the endpoint, or it answers with an error.
         ValueError: If a variable is missing, or none of three replies can be read. The rollout then fails; it never
             gets an invented reward.
     """
-    from openai import APIConnectionError
+    from openai import APIError
 
     model = os.environ.get("RLLM_JUDGE_MODEL")
     if not model:
@@ -46,14 +46,17 @@ def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
     for number in range(REPLIES):
         with metered() as answered:
             try:
-                reply = _client().chat.completions.create(model=model, messages=messages, temperature=0.0, seed=number)
-            except APIConnectionError as error:
-                raise ConnectionError(unreachable(_client().base_url, error)) from error
-            if (usage := reply.usage) is not None:
-                answered.append((usage.prompt_tokens, usage.completion_tokens))
-                spend(JUDGE, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+                answer = _client().chat.completions.with_raw_response.create(
+                    model=model, messages=messages, temperature=0.0, seed=number
+                )
+            except APIError as error:
+                raise ConnectionError(failure(_client().base_url, error)) from error
+            reply = reply_of(answer.content)
+            if reply.usage is not None:
+                answered.append(reply.usage)
+                spend(JUDGE, prompt_tokens=reply.usage[0], completion_tokens=reply.usage[1])
         try:
-            graded = score_in(reply.choices[0].message.content or "" if reply.choices else "")
+            graded = score_in(reply.text)
         except Unreadable as error:
             problem = str(error)
             continue

@@ -18,6 +18,10 @@ ReadT = TypeVar("ReadT")
 logger = logging.getLogger(__name__)
 
 
+class NoReadableReply(Exception):
+    """None of the judge's replies to a question could be read."""
+
+
 class Questions:
     """Asks a judge questions.
 
@@ -37,9 +41,7 @@ class Questions:
         self._options = options
         self._replies = Replies(options.cache_file)
 
-    async def ask(
-        self, messages: Sequence[MessageLike], read: Callable[[str], ReadT], *, seed: int
-    ) -> tuple[ReadT, str] | None:
+    async def ask(self, messages: Sequence[MessageLike], read: Callable[[str], ReadT], *, seed: int) -> ReadT:
         """Repeats a question until a reply can be read.
 
         Args:
@@ -48,11 +50,13 @@ class Questions:
             seed: Seed of the first reply; seeds of later replies derive from it.
 
         Returns:
-            The parsed reply and its text; None if no reply could be read.
+            The parsed reply.
 
         Raises:
+            NoReadableReply: If no reply could be read.
             rllm_judge.judges.RejectedQuestion: If the question is too long.
         """
+        last = ""
         for number in range(self._options.replies):
             drawn = derive_seed(seed, "reply", number)
             key = Replies.key(self.judge.name, self._options.temperature, drawn, [dict(one) for one in messages])
@@ -63,13 +67,16 @@ class Questions:
             try:
                 said = read(reply)
             except Unreadable as problem:
+                last = str(problem)
                 self.unreadable += 1
                 logger.debug("a reply of the judge cannot be read: %s: %r", problem, reply[:500])
                 continue
             if kept is None and self.judge.name:
                 self._replies.put(key, reply)
-            return said, reply
-        return None
+            return said
+        raise NoReadableReply(
+            f"none of {self._options.replies} replies of the judge can be read; in the last one, {last}"
+        )
 
     async def close(self) -> None:
         """Closes the judge and the cache."""

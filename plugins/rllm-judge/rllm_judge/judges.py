@@ -13,9 +13,11 @@ from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike
 from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
-from rllm_judge.requests import metered, note_async, reply_in
+from rllm_judge.requests import BrokenOff, metered, note_async, reply_in
 
 NO_KEY = "none"
+TOO_LONG = (400, 413, 422)
+"""Status codes with which endpoints reject a question, most often because it is too long."""
 
 
 class RejectedQuestion(Exception):
@@ -87,10 +89,16 @@ class Endpoint(Judge):
             raise ConfigError(
                 f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
             ) from error
-        except openai.APIConnectionError as error:
-            raise ConnectionError(unreachable(self._client.base_url, error)) from error
-        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise RejectedQuestion(said(error)) from error  # most often because the question is too long
+        except openai.APITimeoutError as error:
+            raise ConnectionError(
+                f"no reply from the judge at {self._client.base_url} within "
+                f"request_timeout_seconds = {options.request_timeout_seconds:g}"
+            ) from error
+        except openai.APIStatusError as error:
+            why = failure(self._client.base_url, error)
+            raise RejectedQuestion(why) if error.status_code in TOO_LONG else ConnectionError(why) from error
+        except (openai.APIConnectionError, BrokenOff) as error:
+            raise ConnectionError(failure(self._client.base_url, error)) from error
         return reply.text
 
     async def close(self) -> None:
@@ -126,11 +134,13 @@ def judge_of(options: JudgeOptions, services: ScorerServices) -> Judge:
     return Endpoint(options, services) if options.engine == ENDPOINT else Sampled(options, services)
 
 
-def unreachable(url: object, error: Exception) -> str:
-    """Returns the message for an endpoint that an SDK could not reach: its address and the cause below the SDK."""
+def failure(url: object, error: Exception) -> str:
+    """Returns the message for an endpoint that failed: its address, and its answer or the cause below the SDK."""
+    if hasattr(error, "status_code"):
+        return f"the judge at {url} failed: {said(error)}"
     return f"no reply from the judge at {url}: {said(error)} ({said(error.__cause__ or error)})"
 
 
 def said(error: BaseException) -> str:
-    """Returns the message of an SDK error as one line."""
-    return " ".join(str(error).split())[:300]
+    """Returns the message of an SDK error as one line; its class if it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
+from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores, Unscorable
 from rllm_core.services import Score
+from rllm_judge.asking import NoReadableReply
 from rllm_judge.contents import Contents
 from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
@@ -57,7 +58,8 @@ class Pairwise(JudgeScorer):
         """See `rllm_core.algorithms.group_scorer.GroupScorer.score`."""
         contents = Contents.of(group, self.options.max_transcript_characters)
         chosen = pairs(len(contents.texts), self.options.comparisons_per_rollout, contents.seed)
-        played = await asyncio.gather(*(self._compare(contents, pair) for pair in chosen))
+        problems: list[str] = []
+        played = await asyncio.gather(*(self._compare(contents, pair, problems) for pair in chosen))
         games = {pair: results for pair, results in zip(chosen, played, strict=True) if results}
         strengths = bradley_terry(len(contents.texts), games)
         both = [results for results in games.values() if len(results) == 2]
@@ -67,20 +69,28 @@ class Pairwise(JudgeScorer):
             strength = strengths.get(number)
             compared = sum(number in pair for pair in games)
             result[rollout] = None if strength is None else Score(strength, {**parts, "comparisons": float(compared)})
+        if problems and not any(score is not None for score in result.values()):
+            raise Unscorable(problems[-1])
         return result
 
-    async def _compare(self, contents: Contents, pair: tuple[int, int]) -> list[float]:
-        """Returns the first rollout's share of the win in each answered pass: 1, 0, or 0.5 for a draw."""
+    async def _compare(self, contents: Contents, pair: tuple[int, int], problems: list[str]) -> list[float]:
+        """Returns the first rollout's share of the win in each answered pass: 1, 0, or 0.5 for a draw.
+
+        Adds what prevented an answer to ``problems``.
+        """
         order = pair if random.Random(contents.seed_of(pair)).random() < 0.5 else pair[::-1]
         results = []
         for numbers in (order, order[::-1])[: self.options.passes]:
-            winner = await self._winner(contents, numbers)
-            if winner is not None:
-                results.append(0.5 if winner < 0 else float(winner == pair[0]))
+            try:
+                winner = await self._winner(contents, numbers)
+            except (NoReadableReply, RejectedQuestion) as error:
+                problems.append(str(error))
+                continue
+            results.append(0.5 if winner is None else float(winner == pair[0]))
         return results
 
     async def _winner(self, contents: Contents, numbers: Sequence[int]) -> int | None:
-        """Returns the number of the better rollout, -1 for a draw, or None if no reply could be read."""
+        """Returns the number of the better rollout, or None for a draw."""
         seed = contents.seed_of(numbers)
         names = [str(number) for number in numbers]
         if self.options.style == "compact":
@@ -90,13 +100,8 @@ class Pairwise(JudgeScorer):
             ids = draw_ids(names, seed)
             question = winner_question(self.options.rubric, contents, ids)
         read = _letter if self.options.style == "compact" else lambda reply: winner_in(reply, ids)
-        try:
-            said = await self.questions.ask(question, read, seed=seed)
-        except RejectedQuestion:
-            return None
-        if said is None:
-            return None
-        return -1 if said[0] is None else int(ids[said[0]])
+        winner = await self.questions.ask(question, read, seed=seed)
+        return None if winner is None else int(ids[winner])
 
 
 def pairs(contents: int, each: int, seed: int) -> list[tuple[int, int]]:

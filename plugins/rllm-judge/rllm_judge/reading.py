@@ -51,7 +51,7 @@ def scores_in(reply: str, ids: Collection[str]) -> dict[str, Graded]:
         found[named] = Graded(_number(entry.get("score"), f"the score of {named}"), _reason(entry))
     missing = [one for one in ids if one not in found]
     if missing:
-        raise Unreadable(f"{missing[0]} has no score")
+        raise Unreadable(f"{len(missing)} of {len(ids)} ids have no score")
     return found
 
 
@@ -94,7 +94,9 @@ def _only_object(reply: str, key: str) -> dict[str, Any]:
     while place >= 0:
         try:
             value, end = decoder.raw_decode(reply, place)
-        except (ValueError, RecursionError):
+        except RecursionError:  # a search from every bracket in it would block the run
+            raise Unreadable("it is nested too deeply") from None
+        except ValueError:
             end = place + 1
         else:
             if isinstance(value, dict) and key in value:

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
+from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores, Unscorable
 from rllm_core.services import Score
+from rllm_judge.asking import NoReadableReply
 from rllm_judge.contents import Contents
 from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
@@ -71,7 +72,10 @@ class Relative(JudgeScorer):
         contents = Contents.of(group, self.options.max_transcript_characters)
         order = list(range(len(contents.texts)))
         random.Random(contents.seed).shuffle(order)
-        answers = [await self._pass(contents, order[::direction]) for direction in (1, -1)[: self.options.passes]]
+        problems: list[str] = []
+        answers = [
+            await self._pass(contents, order[::direction], problems) for direction in (1, -1)[: self.options.passes]
+        ]
         passes = [aligned(of_pass) for of_pass in answers]
         heard = [scores for scores in passes if scores]
         agreed = agreement(*heard) if len(heard) == 2 else None
@@ -85,10 +89,12 @@ class Relative(JudgeScorer):
                 continue
             reasons = [answer.graded[number].reason for answer in answers[0] if number in answer.graded]
             result[rollout] = Score(fmean(known), {**parts, "reason": next(filter(None, reasons), "")})
+        if problems and not any(score is not None for score in result.values()):
+            raise Unscorable(problems[-1])
         return result
 
-    async def _pass(self, contents: Contents, order: Sequence[int]) -> list[JudgeScores]:
-        """Asks for the scores of all rollouts, in one order."""
+    async def _pass(self, contents: Contents, order: Sequence[int], problems: list[str]) -> list[JudgeScores]:
+        """Asks for the scores of all rollouts, in one order; adds what prevented an answer to ``problems``."""
         answers: list[JudgeScores] = []
         waiting = overlapping(order, self.options.rollouts_per_question)
         while waiting:
@@ -96,13 +102,13 @@ class Relative(JudgeScorer):
             ids = draw_ids([str(number) for number in numbers], contents.seed_of(numbers))
             question = scores_question(self.options.rubric, contents, ids)
             try:
-                said = await self.questions.ask(question, partial(scores_in, ids=ids), seed=contents.seed_of(numbers))
-            except RejectedQuestion:
-                if len(numbers) > 2:
+                graded = await self.questions.ask(question, partial(scores_in, ids=ids), seed=contents.seed_of(numbers))
+            except (NoReadableReply, RejectedQuestion) as error:
+                problems.append(str(error))
+                if isinstance(error, RejectedQuestion) and len(numbers) > 2:
                     waiting[:0] = overlapping(numbers, len(numbers) // 2 + 1)
                 continue
-            if said is not None:
-                answers.append(JudgeScores({int(ids[one]): said[0][one] for one in ids}))
+            answers.append(JudgeScores({int(ids[one]): graded[one] for one in ids}))
         return answers
 
 

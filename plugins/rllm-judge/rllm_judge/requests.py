@@ -20,6 +20,10 @@ class Flood(Exception):
     """An endpoint sent more than the size limit of a reply."""
 
 
+class BrokenOff(Exception):
+    """A reply ended before its end."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """The reply of an endpoint.
@@ -37,13 +41,19 @@ async def reply_in(parts: AsyncIterator[bytes]) -> Reply:
     """Reads the body of a reply.
 
     Raises:
+        BrokenOff: If the connection fails or stalls in the middle of the body.
         Flood: If the body is larger than `MAX_REPLY_BYTES`.
     """
     body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > MAX_REPLY_BYTES:
-            raise Flood(f"the judge's reply has more than {MAX_REPLY_BYTES} bytes")
+    try:
+        async for part in parts:
+            body += part
+            if len(body) > MAX_REPLY_BYTES:
+                break
+    except Exception as error:  # of the HTTP library, which depends on the version of the SDK; the SDK does not wrap it
+        raise BrokenOff("the reply broke off") from error
+    if len(body) > MAX_REPLY_BYTES:
+        raise Flood(f"the judge's reply has more than {MAX_REPLY_BYTES} bytes")
     return reply_of(body)
 
 

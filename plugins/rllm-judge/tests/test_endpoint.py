@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from judging import judged, scoring
 from rllm_judge.pairwise import Pairwise
 from rllm_judge.relative import Relative
 
+from rllm_core.algorithms.group_scorer import Unscorable
 from rllm_core.errors import ConfigError
 from rllm_core.sandbox import ChildRaised, Limits
 from rllm_core.services import Services
@@ -60,12 +63,12 @@ def test_a_busy_endpoint_is_asked_again() -> None:
     assert len(endpoint.asked) == 3
 
 
-def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored() -> None:
-    with serving(lambda messages: 400) as endpoint:
-        scores, _ = judged(Relative(options(endpoint.url)), ["one", "two"], str)
-        assert scores == [None, None]
-        scores, _ = judged(Pairwise(options(endpoint.url)), ["one", "two"], str)
-        assert scores == [None, None]
+@pytest.mark.parametrize("status", [400, 413])
+def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored(status: int) -> None:
+    with serving(lambda messages: status) as endpoint:
+        for scorer in (Relative, Pairwise):
+            with pytest.raises(Unscorable, match=f"the judge at {endpoint.url}/ failed: Error code: {status}"):
+                judged(scorer(options(endpoint.url)), ["one", "two"], str)
 
 
 @pytest.mark.slow
@@ -74,6 +77,43 @@ def test_an_endpoint_that_is_not_there_is_an_error_of_the_attempt() -> None:
         pass
     with pytest.raises(ConnectionError, match=rf"no reply from the judge at {endpoint.url}/: Connection error\. \(\w+"):
         judged(Relative(options(endpoint.url)), ["one", "two"], str)
+
+
+def test_an_endpoint_that_answers_with_an_error_or_breaks_off_is_named() -> None:
+    def breaks_off(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "99")
+        handler.end_headers()
+
+    for answer, message in [(402, "failed: Error code: 402"), (breaks_off, "peer closed connection")]:
+        with (
+            serving(lambda messages, answer=answer: answer) as endpoint,
+            pytest.raises(ConnectionError, match=f"the judge at {endpoint.url}/.*{message}"),
+        ):
+            judged(Relative(options(endpoint.url)), ["one", "two"], str)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_started", "message"),
+    [(False, r"within request_timeout_seconds = 0\.3$"), (True, r"the reply broke off \(ReadTimeout\)$")],
+)
+def test_an_endpoint_that_stalls_is_named(is_started: bool, message: str) -> None:
+    over = threading.Event()
+
+    def stalls(handler: BaseHTTPRequestHandler) -> None:
+        if is_started:
+            handler.send_response(200)
+            handler.send_header("Content-Length", "99")
+            handler.end_headers()
+        over.wait()
+
+    with serving(lambda messages: stalls) as endpoint:
+        try:
+            with pytest.raises(ConnectionError, match=f"no reply from the judge at {endpoint.url}/.*{message}"):
+                judged(Relative(options(endpoint.url, request_timeout_seconds=0.3)), ["one", "two"], str)
+        finally:
+            over.set()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -122,6 +162,30 @@ def test_without_a_model_the_reward_function_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RLLM_JUDGE_MODEL", raising=False)
     with pytest.raises(ChildRaised, match="RLLM_JUDGE_MODEL"):
         reward({}, "text")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("<html>", "no readable score in 3 replies"),
+        (401, r"the judge at http://127.0.0.1:\d+/v1/ failed: Error code: 401"),
+    ],
+)
+def test_the_reward_function_says_what_the_endpoint_answered(
+    monkeypatch: pytest.MonkeyPatch, answer: str | int, message: str
+) -> None:
+    def page(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/html")
+        handler.end_headers()
+        handler.wfile.write(b"<html>")
+
+    monkeypatch.setenv("RLLM_JUDGE_MODEL", "big")
+    with serving(lambda messages: page if answer == "<html>" else answer) as endpoint:
+        monkeypatch.setenv("RLLM_JUDGE_BASE_URL", endpoint.url)
+        with pytest.raises(ChildRaised, match=message):
+            reward({}, "text")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from judging import judged, preferring
 from rllm_judge.pairwise import Pairwise, bradley_terry, pairs
 
-from rllm_core.algorithms.group_scorer import RolloutGroup
+from rllm_core.algorithms.group_scorer import RolloutGroup, Unscorable
 from rllm_devkit.checks import check_group_scorer
 from rllm_devkit.checks.group_scorers import group_of
 
@@ -47,8 +47,8 @@ def test_a_preference_for_the_first_place_cancels_and_shows() -> None:
 
 
 def test_who_was_never_compared_is_unscored() -> None:
-    scores, _ = judged(Pairwise(POLICY), ["one", "three"], lambda messages: "the first")
-    assert scores == [None, None]
+    with pytest.raises(Unscorable, match="none of 3 replies of the judge can be read; in the last one, 0 objects"):
+        judged(Pairwise(POLICY), ["one", "three"], lambda messages: "the first")
 
 
 def test_a_small_model_answers_with_a_letter() -> None:

@@ -13,6 +13,7 @@ from judging import answer_in, judged, shown
 from rllm_judge.reading import Unreadable, score_in, scores_in, winner_in
 from rllm_judge.relative import Relative
 
+from rllm_core.algorithms.group_scorer import Unscorable
 from rllm_core.types import MessageLike
 
 IDS = ("BCDF", "GHJK", "LMNP", "QRST")
@@ -101,8 +102,9 @@ def test_each_of_1000_scores_that_a_scorer_returns_is_at_its_rollout_or_there_is
             said["naive"] = {answer_in(told[one]): score for one, score in naive.items()}
             return text
 
-        scores, _ = judged(Relative({"engine": "policy", "replies": 1}), answers, reply)
-        if scores == [None] * 4:
+        try:
+            scores, _ = judged(Relative({"engine": "policy", "replies": 1}), answers, reply)
+        except Unscorable:
             unscored[kind] += 1
         else:
             assert dict(zip(answers, map(float, scores), strict=True)) == said["meant"], kind
@@ -131,6 +133,11 @@ def test_each_of_1000_scores_that_a_scorer_returns_is_at_its_rollout_or_there_is
 def test_hostile_replies_are_unreadable(text: str) -> None:
     with pytest.raises(Unreadable):
         scores_in(text, IDS)
+
+
+def test_a_reply_is_searched_once_if_it_is_nested_too_deeply() -> None:
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        scores_in('{"a":' * 2_000, IDS)
 
 
 def test_an_entry_that_repeats_its_score_is_unreadable() -> None:

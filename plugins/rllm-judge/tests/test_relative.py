@@ -14,7 +14,7 @@ from judging import answer_in, judged, scoring, shown
 from rllm_judge.reading import Graded
 from rllm_judge.relative import JudgeScores, Relative, agreement, aligned, overlapping
 
-from rllm_core.algorithms.group_scorer import RolloutGroup
+from rllm_core.algorithms.group_scorer import RolloutGroup, Unscorable
 from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike, TerminationReason
@@ -120,9 +120,11 @@ def test_an_unreadable_reply_is_asked_for_again_and_never_guessed() -> None:
 
     scores, _ = judged(Relative(POLICY), ["one", "three"], reply)
     assert (scores, count) == ([pytest.approx(0.3), pytest.approx(0.5)], 3)
-    scores, services = judged(Relative(POLICY | {"replies": 2}), ["one", "three"], lambda messages: "0.3 and 0.5")
-    assert scores == [None, None]
-    assert len(services.asked) == 2
+    with pytest.raises(
+        Unscorable, match=r"none of 2 replies of the judge can be read; in the last one, 2 of 2 ids have no score"
+    ):
+        judged(Relative(POLICY | {"replies": 2}), ["one", "three"], reply)
+    assert count == 5
 
 
 def test_two_passes_cancel_a_preference_for_places_and_say_so() -> None:
@@ -217,7 +219,11 @@ def test_a_rollout_cannot_leave_its_line(text: str) -> None:
 @pytest.mark.slow
 def test_a_long_rollout_is_shortened() -> None:
     options = POLICY | {"max_transcript_characters": 1000}
-    _, services = judged(Relative(options), ["x" * 10_000_000, "short"], lambda messages: "")
+
+    def reply(messages: Sequence[MessageLike]) -> str:
+        return json.dumps({"scores": [{"id": one, "score": 0.5} for one in shown(messages)]})
+
+    _, services = judged(Relative(options), ["x" * 10_000_000, "short"], reply)
     [long, short] = sorted(shown(services.asked[0]).values(), key=len, reverse=True)
     assert (json.loads(long)["characters_left_out"] > 9_990_000, answer_in(short)) == (True, "short")
     assert len(str(services.asked[0][-1]["content"])) < 3000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, checked_scores
+from rllm_core.algorithms.group_scorer import GroupScorer, RolloutGroup, Unscorable, checked_scores
 from rllm_core.errors import UserError
 from rllm_core.types import Episode, MessageLike, MessageView, Step, Task, Trajectory, freeze, snapshot, token_ids
 from rllm_devkit.checks.answers import HOSTILE
@@ -107,14 +107,17 @@ class _GroupScorerProbe:
 
     async def scores(self, group: RolloutGroup, answer: str = "I cannot tell.") -> dict[str, float | None]:
         """Returns valid scores; None for all if the scorer raised, as in a run after the last attempt."""
+        unscored: dict[str, float | None] = dict.fromkeys(episode.rollout_id for episode in group.episodes)
         try:
             returned = await self.scorer.score(group, ScriptedScorerServices(lambda messages: answer))
         except UserError as error:
             raise Violation(f"a text ended the run: {error}") from error
         except Exception:  # the contract allows it: the run tries again
-            return dict.fromkeys(episode.rollout_id for episode in group.episodes)
+            return unscored
         try:
             return dict(checked_scores(returned, group))
+        except Unscorable:
+            return unscored
         except ValueError as error:
             raise Violation(str(error)) from error
 
