@@ -259,14 +259,17 @@ class Trajectory(Record):
         return restored(steps)
 
 
-MAX_ERROR_CHARACTERS = 4_000
+MAX_EPISODE_ERROR_CHARACTERS = 4_000
 
 
 def _readable(error: Any) -> Any:
     if not isinstance(error, str):
         return error
-    cut = f" [{len(error):,} characters, cut here]" if len(error) > MAX_ERROR_CHARACTERS else ""
-    return well_formed(error[:MAX_ERROR_CHARACTERS]) + cut
+    error = well_formed(error)
+    if len(error) <= MAX_EPISODE_ERROR_CHARACTERS:
+        return error
+    cut = f" [{len(error):,} characters, cut here]"
+    return error[: MAX_EPISODE_ERROR_CHARACTERS - len(cut)] + cut
 
 
 class Episode(Record):

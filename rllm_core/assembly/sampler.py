@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rllm_core.algorithms.task_sampler import TaskSampler, checked_state
 from rllm_core.assembly.components import create
 from rllm_core.assembly.resolution import Resolved
-from rllm_core.errors import RunError
 from rllm_core.types import Task
 
 
@@ -29,8 +28,5 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
         "training.sampler_options",
     )
     sampler.attempt(sampler.begin, tasks, training.seed)
-    try:
-        checked_state(sampler.attempt(sampler.state_dict))  # now, so that no checkpoint of a long run fails
-    except ValueError as error:
-        raise RunError(f"{sampler.label}: {error}") from error
+    sampler.checked(checked_state, sampler.attempt(sampler.state_dict))  # before hours of training
     return sampler

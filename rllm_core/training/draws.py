@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from rllm_core.algorithms.task_sampler import (
     GroupResult,
@@ -15,11 +15,8 @@ from rllm_core.algorithms.task_sampler import (
     checked_positions,
     checked_state,
 )
-from rllm_core.errors import RunError
 from rllm_core.training.group import Group
 from rllm_core.types import Task
-
-CheckedT = TypeVar("CheckedT")
 
 
 class TaskDraws:
@@ -53,7 +50,7 @@ class TaskDraws:
         """
         if ordinal not in self._chosen:
             returned = self._sampler.attempt(self._sampler.next, groups)
-            positions = self._checked(checked_positions, returned, groups, self.tasks)
+            positions = self._sampler.checked(checked_positions, returned, groups, self.tasks)
             self._chosen |= dict(enumerate(positions, self._drawn))
             self._drawn += groups
         return self[ordinal]
@@ -117,7 +114,7 @@ class TaskDraws:
         Raises:
             RunError: If they are not finite numbers by name.
         """
-        found = self._checked(checked_metrics, self._sampler.attempt(self._sampler.metrics))
+        found = self._sampler.checked(checked_metrics, self._sampler.attempt(self._sampler.metrics))
         return {f"sampler/{name}": float(value) for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,7 +123,7 @@ class TaskDraws:
         Raises:
             RunError: If the sampler's state is not JSON.
         """
-        state = self._checked(checked_state, self._sampler.attempt(self._sampler.state_dict))
+        state = self._sampler.checked(checked_state, self._sampler.attempt(self._sampler.state_dict))
         ended = {result.ordinal for result in self._results}
         return {
             "drawn": self._drawn,
@@ -142,10 +139,3 @@ class TaskDraws:
         self._chosen = {int(ordinal): position for ordinal, position in state["chosen"].items()}
         self._chosen |= {result.ordinal: result.position for result in self._results}
         self._sampler.attempt(self._sampler.load_state_dict, state["sampler"])
-
-    def _checked(self, check: Callable[..., CheckedT], *arguments: object) -> CheckedT:
-        """Returns ``check(*arguments)``; its ValueError becomes an error that names the sampler."""
-        try:
-            return check(*arguments)
-        except ValueError as error:
-            raise RunError(f"{self._sampler.label}: {error}") from error

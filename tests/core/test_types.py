@@ -727,4 +727,5 @@ def test_an_error_of_any_length_is_cut_where_it_is_recorded() -> None:
     assert error.startswith("no such page: xx")
     assert error.endswith("x [10,000,014 characters, cut here]")
     assert len(error) < 5_000
+    assert Episode(task_id="task", error=error).error == error, "as when a worker sends it"
     assert Episode(task_id="task", error="short \ud800").error == r"short \ud800"
