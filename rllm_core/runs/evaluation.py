@@ -24,6 +24,7 @@ from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
+from rllm_core.limits.blocking_calls import noting_blocking_calls
 from rllm_core.limits.timeouts import within
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import FirstFailures
@@ -155,7 +156,8 @@ async def evaluate(
                 scorer_engine = await at_end.enter_async_context(open_scorer_engine(resolved, scorer, opened.backend))
                 scoring = Scoring(scorer, runner, scorer_engine, config)
                 await at_end.enter_async_context(scoring.opened())
-            rollouts = await play_all(runner, plan, "eval")
+            with noting_blocking_calls(logger.warning):
+                rollouts = await play_all(runner, plan, "eval")
             if scoring is not None:
                 rollouts, errors = await scoring.score_rollouts(rollouts, [task for task, _ in plan], "eval")
                 for task_id, error in errors:

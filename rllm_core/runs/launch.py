@@ -21,6 +21,7 @@ from rllm_core.errors import RunError, StallError, UserError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
+from rllm_core.limits.blocking_calls import noting_blocking_calls
 from rllm_core.limits.guard import Guard
 from rllm_core.limits.timeouts import within
 from rllm_core.moved import moved_names
@@ -201,6 +202,7 @@ class _Launch:
             progress.waiting("loading weights into the engine")
             if assembly.host.runs_elsewhere:
                 progress.note(f"rollouts run in {assembly.host.report().where}")
+            at_end.enter_context(noting_blocking_calls(progress.note))
             self.trainer = self.signals.trainer = Trainer(parts)
             await self.trainer.run()
 

@@ -166,7 +166,7 @@ BROKEN = {
     "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
     "has a part without a value": (
         "return {e.rollout_id: Score(1.0, {'form': None}) for e in group.episodes}",
-        "part 'form' = None; return finite numbers",
+        "returned the part ('form', None)",
     ),
 }
 
