@@ -147,10 +147,7 @@ class Observers:
                 return None
             start = time.monotonic()
             try:
-                result = await self._result_of(implementation, wanted, limit)
-                if time.monotonic() - start > limit:
-                    raise DeadlineExceeded  # it blocked the event loop, where no timeout could stop it
-                accepted = accept(result)
+                accepted = accept(await self._result_of(implementation, wanted, limit))
             except DeadlineExceeded:
                 self._disable(hook, plugin, limit)
             except Exception as error:
@@ -161,9 +158,12 @@ class Observers:
 
     async def _result_of(self, implementation: HookImplementation, wanted: Mapping[str, Any], limit: float) -> object:
         call: Callable[[], Any] = functools.partial(implementation.function, **wanted)
-        if inspect.iscoroutinefunction(implementation.function):
-            return await within(limit, call())
         start, context = time.monotonic(), contextvars.copy_context()
+        if inspect.iscoroutinefunction(implementation.function):
+            result = await within(limit, call())
+            if time.monotonic() - start > limit:
+                raise DeadlineExceeded  # it blocked the event loop, where no timeout could stop it
+            return result
         worker = self._worker(implementation.plugin)
         result = await worker.call(functools.partial(context.run, call), limit)
         if inspect.isawaitable(result):

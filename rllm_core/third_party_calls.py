@@ -51,9 +51,9 @@ class CallThread(threading.Thread):
         """Makes a call and returns its result.
 
         Raises:
-            DeadlineExceeded: If it did not return in time; it continues, and its result is ignored.
+            DeadlineExceeded: If it did not return in time; if it still runs, it continues, and its result is ignored.
         """
-        loop = asyncio.get_running_loop()
+        loop, seconds = asyncio.get_running_loop(), 0.0
         outcome: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
 
         def settle(result: object, error: BaseException | None) -> None:
@@ -66,9 +66,18 @@ class CallThread(threading.Thread):
             except RuntimeError:
                 pass  # the run is over and its loop closed, so nothing waits for this result
 
-        self.put(call, done)
+        def timed() -> object:
+            nonlocal seconds
+            began = time.monotonic()
+            try:
+                return call()
+            finally:
+                seconds = time.monotonic() - began
+
+        self.put(timed, done)
         await asyncio.wait({outcome}, timeout=deadline_seconds)
-        if not outcome.done():
+        # Something else, or this call if it never let go of the interpreter, may have blocked the event loop.
+        if not outcome.done() or seconds > deadline_seconds:
             raise DeadlineExceeded
         return _result(*outcome.result())
 

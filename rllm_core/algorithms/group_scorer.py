@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, Protocol
 
 from rllm_core.algorithms.options import Configured
@@ -142,10 +143,10 @@ def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | N
 def _number(score: object, rollout: str) -> Score | None:
     if score is None:
         return None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    if isinstance(score, bool) or not isinstance(score, Real) or not math.isfinite(score):
         raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
     found = score if isinstance(score, Score) else Score(float(score))
     for name, part in found.parts.items():
-        if not isinstance(part, str) and not (isinstance(part, int | float) and math.isfinite(part)):
+        if not isinstance(part, str) and not (isinstance(part, Real) and math.isfinite(part)):
             raise ValueError(f"score() returned the part {(name, part)!r:.80}; a part is a finite number or text")
     return found

@@ -7,7 +7,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
+
+import numpy as np
 
 from rllm_core.algorithms.options import Configured
 from rllm_core.types import Task
@@ -103,18 +106,20 @@ def checked_positions(returned: object, n: int, tasks: Sequence[Task]) -> list[i
     Raises:
         ValueError: If the value is not ``n`` positions of tasks.
     """
+    if isinstance(returned, np.ndarray):  # a random generator of numpy draws arrays
+        returned = returned.tolist()
     if not isinstance(returned, Sequence) or isinstance(returned, str):
         raise ValueError(f"next({n}) returned {type(returned).__name__}, not a list of positions")
     if len(returned) != n:
         raise ValueError(f"next({n}) returned {len(returned)} positions")
     for position in returned:
-        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < len(tasks):
+        if isinstance(position, bool) or not isinstance(position, Integral) or not 0 <= int(position) < len(tasks):
             raise ValueError(f"next({n}) returned position {position!r:.80} of {len(tasks)} tasks")
-    return list(returned)
+    return [int(position) for position in returned]
 
 
-def checked_metrics(returned: object) -> Mapping[str, float]:
-    """Checks the return value of `TaskSampler.metrics`, and returns it.
+def checked_metrics(returned: object) -> dict[str, float]:
+    """Checks the return value of `TaskSampler.metrics`, and returns its numbers as floats.
 
     Raises:
         ValueError: If the value is not a mapping to finite numbers.
@@ -122,9 +127,9 @@ def checked_metrics(returned: object) -> Mapping[str, float]:
     if not isinstance(returned, Mapping):
         raise ValueError(f"metrics() returned {type(returned).__name__}, not a mapping of names to numbers")
     for name, value in returned.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise ValueError(f"metrics() has {name!r:.80} = {value!r:.80}; return numbers")
-    return returned
+    return {str(name): float(value) for name, value in returned.items()}
 
 
 def checked_state(returned: object) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ class TaskDraws:
             RunError: If they are not finite numbers by name.
         """
         found = self._sampler.checked(checked_metrics, self._sampler.attempt(self._sampler.metrics))
-        return {f"sampler/{name}": float(value) for name, value in found.items()}
+        return {f"sampler/{name}": value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for the manifest.

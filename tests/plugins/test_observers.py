@@ -146,6 +146,30 @@ def test_an_observer_that_overruns_is_disabled(manager: Build, name: str, caplog
     assert f"plugin {name!r}: on_batch_end took longer than 3 s" in caplog.text
 
 
+def test_an_observer_in_a_thread_is_not_late_because_something_else_blocks_the_event_loop() -> None:
+    called, heard = threading.Event(), []
+
+    class Quick:
+        @hookimpl
+        def on_batch_end(self, step: int) -> None:
+            called.set()
+            heard.append(step)
+
+    watching = observers(("quick", Quick()), deadline_seconds=2.0)
+
+    async def block() -> None:
+        called.wait()
+        time.sleep(2.5)
+
+    async def run() -> None:
+        await asyncio.gather(batch_ends(watching, 1), block())
+        await batch_ends(watching, 2)
+
+    asyncio.run(run())
+    assert heard == [1, 2]
+    assert not watching.disabled
+
+
 def test_active_says_whether_anybody_listens(manager: Build) -> None:
     watching = Observers(manager("rllm-slow", settings=Settings(only=frozenset({"slow-async"}))), deadline_seconds=0.05)
     assert watching.active("on_batch_end")

@@ -261,6 +261,27 @@ BROKEN = {
 }
 
 
+NUMPY = (
+    ("import json\n", "import json\n\nimport numpy as np\n"),
+    ('{"told": self.told}\n\n', '{"told": np.float32(self.told)}\n\n'),
+)
+AS_NUMPY = {"an array": "np.array({})", "its numbers": "list(np.array({}))"}
+
+
+@pytest.mark.parametrize("form", AS_NUMPY)
+def test_a_sampler_may_return_numbers_of_numpy(
+    run_scripted: RunScripted, sampler: Callable[..., str], form: str
+) -> None:
+    """`numpy.random.Generator.integers` draws an array, and indexing it gives no Python int."""
+    drawn = "[self.one() for _ in range(n)]"
+    run = run_scripted(sampler(*NUMPY, (f"return {drawn}", f"return {AS_NUMPY[form].format(drawn)}")))
+    assert run.error is None
+    plain = run_scripted(sampler(), path=run.path.with_name("plain"))
+    assert dispatched(run) == dispatched(plain)
+    told = [[row["sampler/told"] for row in one.lines("metrics")] for one in (run, plain)]
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_sampler_ends_the_run_with_its_name(
     plugins: PluginManager, run_scripted: RunScripted, sampler: Callable[..., str], how: str
