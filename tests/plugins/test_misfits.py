@@ -164,7 +164,10 @@ def test_something_else_trains_beside_it_and_nobody_else_is_blamed(
         assert getattr(now, part) == getattr(before, part), part
     assert now.path[: len(before.path)] == before.path
     left = {thread for thread in threading.enumerate() if not thread.daemon} - threads
-    assert [thread.name for thread in left] == (["waits"] if name == "leaves" else [])
+    for thread in left:
+        if thread.name != "waits":
+            thread.join(timeout=60)  # a pool that was told to stop may need a moment on a busy machine
+    assert [thread.name for thread in left if thread.is_alive()] == (["waits"] if name == "leaves" else [])
     if name == "leaves":
         sys.modules["misfits.leaves"].released.set()
 
