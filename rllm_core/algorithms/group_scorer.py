@@ -147,6 +147,6 @@ def _number(score: object, rollout: str) -> Score | None:
         raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
     found = score if isinstance(score, Score) else Score(float(score))
     for name, part in found.parts.items():
-        if not isinstance(part, str) and not (isinstance(part, Real) and math.isfinite(part)):
+        if not isinstance(part, str) and not (isinstance(part, int | float) and math.isfinite(part)):
             raise ValueError(f"score() returned the part {(name, part)!r:.80}; a part is a finite number or text")
     return found
