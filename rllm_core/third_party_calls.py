@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 _Call = Callable[[], object]
-_Done = Callable[[object, BaseException | None], None]
+_Done = Callable[[object, BaseException | None, float], None]  # result, error, and seconds that the call took
 _abandoned: set[asyncio.Task[object]] = set()  # asyncio keeps no strong references to tasks
 
 
@@ -44,7 +44,7 @@ class CallThread(threading.Thread):
         return 0.0 if began is None else time.monotonic() - began
 
     def put(self, call: _Call, done: _Done) -> None:
-        """Queues a call; ``done`` gets its result and error, in this thread."""
+        """Queues a call; ``done`` gets its result, its error and the seconds it took, in this thread."""
         self._calls.put((call, done))
 
     async def call(self, call: _Call, deadline_seconds: float) -> Any:
@@ -53,33 +53,27 @@ class CallThread(threading.Thread):
         Raises:
             DeadlineExceeded: If it did not return in time; if it still runs, it continues, and its result is ignored.
         """
-        loop, seconds = asyncio.get_running_loop(), 0.0
-        outcome: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[tuple[object, BaseException | None, float]] = loop.create_future()
 
-        def settle(result: object, error: BaseException | None) -> None:
+        def settle(*ended: Any) -> None:
             if not outcome.done():
-                outcome.set_result((result, error))
+                outcome.set_result(ended)
 
-        def done(result: object, error: BaseException | None) -> None:
+        def done(*ended: Any) -> None:
             try:
-                loop.call_soon_threadsafe(settle, result, error)
+                loop.call_soon_threadsafe(settle, *ended)
             except RuntimeError:
                 pass  # the run is over and its loop closed, so nothing waits for this result
 
-        def timed() -> object:
-            nonlocal seconds
-            began = time.monotonic()
-            try:
-                return call()
-            finally:
-                seconds = time.monotonic() - began
-
-        self.put(timed, done)
+        self.put(call, done)
         await asyncio.wait({outcome}, timeout=deadline_seconds)
-        # Something else, or this call if it never let go of the interpreter, may have blocked the event loop.
-        if not outcome.done() or seconds > deadline_seconds:
+        if not outcome.done():
             raise DeadlineExceeded
-        return _result(*outcome.result())
+        result, error, seconds = outcome.result()
+        if seconds > deadline_seconds:  # a call that never let go of the interpreter held the timeout up as well
+            raise DeadlineExceeded
+        return _result(result, error)
 
     def close(self, *, drops_calls: bool = False) -> None:
         """Ends the thread after the queued calls, or after the current one if ``drops_calls``."""
@@ -94,13 +88,13 @@ class CallThread(threading.Thread):
         while (queued := self._calls.get()) is not None and not self._drops_calls:
             call, done = queued
             result, error = None, None
-            self._began = time.monotonic()
+            self._began = began = time.monotonic()
             try:
                 result = call()
             except BaseException as raised:  # a SystemExit would vanish in a thread; a real Ctrl-C is in the main one
                 error = raised
             self._began = None
-            done(result, error)
+            done(result, error, time.monotonic() - began)
 
 
 async def within(deadline_seconds: float, awaitable: Awaitable[object]) -> object:

@@ -103,7 +103,7 @@ class Trackers:
                 worker.put(partial(call, self._trackers[name]), partial(self._ended, name))
         self._report()
 
-    def _ended(self, name: str, result: object, error: BaseException | None) -> None:
+    def _ended(self, name: str, result: object, error: BaseException | None, seconds: float) -> None:
         if error is not None:
             self._switch_off(name, blamed(error))
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores, Unscorable
+from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.asking import NoReadableReply
 from rllm_judge.contents import Contents
@@ -69,9 +69,7 @@ class Pairwise(JudgeScorer):
             strength = strengths.get(number)
             compared = sum(number in pair for pair in games)
             result[rollout] = None if strength is None else Score(strength, {**parts, "comparisons": float(compared)})
-        if problems and not any(score is not None for score in result.values()):
-            raise Unscorable(problems[-1])
-        return result
+        return self.known(result, problems)
 
     async def _compare(self, contents: Contents, pair: tuple[int, int], problems: list[str]) -> list[float]:
         """Returns the first rollout's share of the win in each answered pass: 1, 0, or 0.5 for a draw.

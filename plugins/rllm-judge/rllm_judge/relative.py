@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores, Unscorable
+from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
 from rllm_core.services import Score
 from rllm_judge.asking import NoReadableReply
 from rllm_judge.contents import Contents
@@ -89,9 +89,7 @@ class Relative(JudgeScorer):
                 continue
             reasons = [answer.graded[number].reason for answer in answers[0] if number in answer.graded]
             result[rollout] = Score(fmean(known), {**parts, "reason": next(filter(None, reasons), "")})
-        if problems and not any(score is not None for score in result.values()):
-            raise Unscorable(problems[-1])
-        return result
+        return self.known(result, problems)
 
     async def _pass(self, contents: Contents, order: Sequence[int], problems: list[str]) -> list[JudgeScores]:
         """Asks for the scores of all rollouts, in one order; adds what prevented an answer to ``problems``."""

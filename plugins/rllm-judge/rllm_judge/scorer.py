@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel, ScorerServices
+from rllm_core.algorithms.group_scorer import GroupScorer, ScorerModel, ScorerServices, Unscorable
+from rllm_core.services import Score
 from rllm_judge.asking import Questions
 from rllm_judge.judges import judge_of
 from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
@@ -38,3 +39,14 @@ class JudgeScorer(GroupScorer):
         """Questions to the judge; available from `open` to `close`."""
         assert self._questions is not None, "open() was not called"
         return self._questions
+
+    @staticmethod
+    def known(scores: Mapping[str, Score | None], problems: Sequence[str]) -> Mapping[str, Score | None]:
+        """Returns the scores if there is one, or if nothing prevented an answer.
+
+        Raises:
+            Unscorable: Otherwise, with the last of the problems.
+        """
+        if problems and all(score is None for score in scores.values()):
+            raise Unscorable(problems[-1])
+        return scores
