@@ -103,6 +103,8 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
     """Sets one ``section.key=value`` in ``tables``; a value that is not TOML is a string."""
     key, equals, text = override.partition("=")
     form = f"-o {override!r} must have the form section.key=value"
+    if override.startswith(("+", "~")):
+        form += f"; leave out Hydra's {override[0]}: every key exists, and one that is not set has its default"
     if not equals:
         raise ConfigError(form)
     parts = _parts(key, form)

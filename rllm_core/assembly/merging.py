@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rllm_core.assembly.placement import INLINE, WORKER_KEYS
 from rllm_core.run_file import merged
 
 OPTIONS_OF = (
@@ -16,11 +17,14 @@ OPTIONS_OF = (
 
 
 def merged_by_choice(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges ``over`` into ``base``, without the options of components that ``over`` replaces."""
+    """Merges ``over`` into ``base``, without the options of components, and of workers, that ``over`` replaces."""
     for section in ("algorithm", "training"):
         before, after = base.get(section), over.get(section)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             base = {**base, section: _still_chosen(before, after)}
+    before, after = base.get("rollout"), over.get("rollout")
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and after.get("host") == INLINE:
+        base = {**base, "rollout": {key: before[key] for key in before if key not in WORKER_KEYS}}
     return merged(base, over)
 
 

@@ -8,6 +8,8 @@ from rllm_core.providers import WorkflowProvider
 
 INLINE = "inline"
 WORKERS = "processes"
+WORKER_KEYS = ("workers", "rollouts_per_worker", "replace_worker_after_rollouts", "worker_memory_bytes")
+"""Keys of ``[rollout]`` that only shape workers; ``python`` also selects the workflow."""
 
 
 def with_host(config: RunConfig, workflow: WorkflowProvider) -> RunConfig:
@@ -44,8 +46,7 @@ def with_host(config: RunConfig, workflow: WorkflowProvider) -> RunConfig:
 
 def _worker_keys(config: RunConfig) -> list[str]:
     """Returns the keys about workers that the run file sets."""
-    keys = ("workers", "rollouts_per_worker", "replace_worker_after_rollouts", "worker_memory_bytes", "python")
-    return [f"rollout.{key}" for key in keys if getattr(config.rollout, key)]
+    return [f"rollout.{key}" for key in (*WORKER_KEYS, "python") if getattr(config.rollout, key)]
 
 
 def host_notes(config: RunConfig, workflow: WorkflowProvider) -> list[str]:

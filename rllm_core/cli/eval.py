@@ -98,6 +98,9 @@ def evaluate(
         click.echo(json.dumps(result))
     else:
         _print(result)
+    if result["reward_mean"] is None and (scorer := resolved.config.algorithm.group_scorer):
+        click.echo(f"error: group scorer {scorer!r} scored no rollout", err=True)
+        context.exit(1)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -64,6 +64,8 @@ def not_found(
         parts.append(f"install it with: {pip_install(distribution)}")
     elif re.search(r"\.py(:|$)", wanted):
         parts.append(f"a file is named by a path that begins with ./: ./{wanted}")
+    elif wanted.endswith((".yaml", ".yml", ".json")):
+        parts.append("a run file is TOML, and its name ends in .toml")
     else:
         known = [*names, *(first for owner, first in first_party() if owner is kind and first not in names)]
         close = (difflib.get_close_matches(each, known, n=1, cutoff=0.6) for each in (wanted, package))

@@ -130,9 +130,16 @@ class RunDir:
             write_whole(self.path / name, text)
 
     def read_json(self, name: str) -> Any:
-        """Reads a JSON file; None if it does not exist."""
+        """Reads a JSON file; None if it does not exist.
+
+        Raises:
+            RunError: If the file is damaged.
+        """
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}; restore the file from a copy") from error
 
     def sync(self) -> dict[str, int]:
         """Syncs all lines to disk and returns the files' lengths in bytes."""
@@ -205,13 +212,17 @@ class RunDir:
             self.initial = initial.checked(config, self.read_json(initial.FILE))
         offsets = self.manifest["offsets"] if self.manifest is not None else dict.fromkeys(LINES, 0)
         lines = [(f"{name}.jsonl", offsets.get(name, 0)) for name in reversed(LINES)]  # earlier versions had fewer
-        for name, offset in lines:  # before any of them is changed
-            try:
+        try:  # before any of them is changed
+            if self.manifest is not None and self.incarnation <= self.manifest["incarnation"]:
+                raise ValueError(
+                    f"plugins.json lacks launch {self.manifest['incarnation']}, which saved the checkpoint"
+                )
+            for name, offset in lines:
                 check_size(self.path / name, offset)
-            except ValueError as error:
-                raise RunError(
-                    f"run folder {self.path} cannot be resumed: {error}; restore the file, or {new_run(self.path)}"
-                ) from error
+        except ValueError as error:
+            raise RunError(
+                f"run folder {self.path} cannot be resumed: {error}; restore the file, or {new_run(self.path)}"
+            ) from error
         lost = self.path / "lost" / str(self.incarnation - 1)
         (self.path / "summary.json").unlink(
             missing_ok=True

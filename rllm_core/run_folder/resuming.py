@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rllm_core.config import RunConfig, to_toml
@@ -55,7 +56,7 @@ def new_run(folder: Path) -> str:
     """Returns what a user can do where a run cannot be resumed; its weights are of use only if it has saved some."""
     if not checkpoint.complete(folder / "checkpoints"):
         return "start a new run in another folder"
-    return f"start a new run from its weights: --init-from {folder} (in Python, setting training.init_from)"
+    return f"start a new run from its weights: --init-from {quote(str(folder))} (in Python, setting training.init_from)"
 
 
 def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:

@@ -45,7 +45,7 @@ class RolloutKey:
         ordinal: Position of the task in the stream (or in the list of validation tasks).
         index: Number of the rollout among the rollouts of this task.
         attempt: 0, plus one per retry.
-        incarnation: Number of the launch that started the rollout; makes ids unique, but does not affect seeds.
+        incarnation: Number of the launch, or of the validated step; makes ids unique, but does not affect seeds.
     """
 
     purpose: str

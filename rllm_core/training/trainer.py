@@ -323,7 +323,7 @@ class Trainer:
 
     async def _validation_rollouts(self) -> list[Rollout]:
         parts = self.parts
-        rollouts = await play_all(parts.runner, self.validation_plan, "validation", parts.budget)
+        rollouts = await play_all(parts.runner, self.validation_plan, "validation", self.step, parts.budget)
         if parts.scoring is not None:
             tasks = [task for task, _ in self.validation_plan]
             rollouts, errors = await parts.scoring.score_rollouts(rollouts, tasks, "validation")

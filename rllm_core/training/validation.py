@@ -21,7 +21,7 @@ from rllm_core.types import Episode, Floats, Task, TrainingSample
 
 
 async def play_all(
-    runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str, budget: Budget | None = None
+    runner: RolloutRunner, plan: Sequence[tuple[Task, int]], purpose: str, step: int = 0, budget: Budget | None = None
 ) -> list[Rollout]:
     """Runs every rollout of a plan, at most ``max_concurrent_rollouts`` at a time; results are in the plan's order.
 
@@ -43,7 +43,9 @@ async def play_all(
                 budget.end(1, tally)
 
     tasks = [
-        asyncio.create_task(play(task, RolloutKey(purpose, ordinal, index)), name=f"{purpose} rollout {ordinal}")
+        asyncio.create_task(
+            play(task, RolloutKey(purpose, ordinal, index, 0, step)), name=f"{purpose} rollout {ordinal}"
+        )
         for ordinal, (task, index) in enumerate(plan)
     ]
     try:

@@ -49,6 +49,7 @@ def refused(result: subprocess.CompletedProcess[str], *expected: str, code: int 
     [
         (["train"], ["specify a workflow or a run file"]),
         (["train", "srot"], ["no workflow named 'srot'", "sort"]),
+        (["train", "run.yaml"], ["a run file is TOML, and its name ends in .toml"]),
         (["train", "sort", "--backend", "locl"], ["no backend named 'locl'", "local"]),
         (["train", "sort", "--backend", "verl"], ["no backend named 'verl'", "local", "pip install rllm-verl"]),
         (["train", "sort", "--backend", "tinker"], ["no backend named 'tinker'", "pip install rllm-tinker"]),

@@ -41,3 +41,25 @@ def test_what_is_missing_is_one_line(tmp_path: Path, arguments: list[str], messa
     assert done.returncode == 2
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+SCORER = """
+from rllm_core.algorithms.group_scorer import GroupScorer
+
+
+class Judge(GroupScorer):
+    async def score(self, group, services):
+        raise OSError("the judge is down")
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_whose_rollouts_could_not_be_scored_fails(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(SCORER)
+    arguments = ["eval", "sort", "--backend", "local", "--tasks", "2", "-o", "algorithm.group_scorer=./judge.py"]
+    done = run_in_process([*arguments, "--json"], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 1
+    assert "judge.py' scored no rollout" in done.stderr
+    result = json.loads(done.stdout)
+    assert result["reward_mean"] is None
+    assert [score["k"] for score in result["pass_at_k"]] == [1]

@@ -336,6 +336,8 @@ def test_a_wrong_file_is_refused_in_one_line(load: Load, text: str, error: str) 
     ("override", "error"),
     [
         ("training.steps", "-o 'training.steps' must have the form section.key=value"),
+        ("+training.steps=3", "leave out Hydra's +"),
+        ("~training.steps", "leave out Hydra's ~"),
         ("=3", "must have the form"),
         ("training.=3", "must have the form"),
         ("training..steps=3", "must have the form"),

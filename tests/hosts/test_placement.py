@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rllm_core.assembly.merging import merged_by_choice
 from rllm_core.assembly.placement import host_notes, with_host
 from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
@@ -41,6 +42,13 @@ def test_rollouts_run_where_the_workflow_can(
     wants: dict[str, bool], rollout: dict[str, Any], expected: tuple[str, int | None]
 ) -> None:
     assert placed(wants, **rollout) == expected
+
+
+def test_settings_of_workers_are_dropped_if_a_higher_layer_replaces_the_workers() -> None:
+    before = {"rollout": {"host": "processes", "workers": 2, "rollouts_per_worker": 3, "max_attempts": 4}}
+    merged = merged_by_choice(before, {"rollout": {"host": "inline"}})
+    assert merged == {"rollout": {"host": "inline", "max_attempts": 4}}
+    assert merged_by_choice(before, {"rollout": {"host": "ray"}})["rollout"]["workers"] == 2
 
 
 @pytest.mark.parametrize(

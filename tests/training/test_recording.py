@@ -199,6 +199,9 @@ def test_every_validation_records_the_same_tasks(run_scripted: Any) -> None:
     assert sorted(tasks) == [0, 2, 4, 6]
     assert len(tasks[0]) == len(set(tasks[0])) == 4
     assert all(found == tasks[0] for found in tasks.values())
+    ids = [rollout.episode.rollout_id for group in groups_of(run.path) for rollout in group.rollouts]
+    assert len(ids) == len(set(ids))
+    assert timings_of(run.path).keys() == set(ids)
 
 
 def masked(path: Path) -> str:

@@ -366,6 +366,23 @@ def test_a_damaged_checkpoint_is_refused(run_scripted: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "plugins.json lacks launch 0"), ("[", "plugins.json is damaged: ")]
+)
+def test_a_run_without_its_list_of_launches_is_not_resumed(
+    run_scripted: Any, content: str | None, message: str
+) -> None:
+    run = run_scripted()
+    launches = run.path / "plugins.json"
+    launches.unlink() if content is None else launches.write_text(content)
+    before = {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    again = run_scripted(resume=True, is_sound=False)
+    assert isinstance(again.error, RunError)
+    assert message in str(again.error)
+    assert {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
 def test_a_file_shorter_than_its_checkpoint_is_refused_before_anything_changes(run_scripted: Any) -> None:
     run = run_scripted()
     metrics, events = run.path / "metrics.jsonl", run.path / "events.jsonl"

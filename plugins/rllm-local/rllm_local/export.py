@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from rllm_core.config import RunConfig
-from rllm_core.errors import UserError
+from rllm_core.errors import RunError, UserError
 from rllm_local.checkpoint import OPTIMIZER_FILE
 from rllm_local.config import LocalConfig
 from rllm_local.starter import shared_folder, starter_model
@@ -17,7 +17,11 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 def export(checkpoint: Path, config: RunConfig, target: Path) -> None:
     """Writes the model, or its adapters, for transformers. See `rllm_core.backend`."""
-    shutil.copytree(checkpoint, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(OPTIMIZER_FILE))
+    try:
+        shutil.copytree(checkpoint, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(OPTIMIZER_FILE))
+    except shutil.Error as error:  # has a line per file
+        _, _, first = error.args[0][0]
+        raise RunError(f"{checkpoint} cannot be copied to {target}: {first}") from error
     adapter = target / ADAPTER_CONFIG
     if adapter.exists():
         settings = json.loads(adapter.read_text(encoding="utf-8"))

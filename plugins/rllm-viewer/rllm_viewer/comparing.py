@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.run_folder.journal import read_json_lines
 from rllm_viewer.plot import line_of, smoothed, window_of
-from rllm_viewer.results import DAMAGED, tables_of, validations
+from rllm_viewer.results import DAMAGED, metrics_of, tables_of, validations
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def read(path: Path) -> ComparedRun:
         starts = path / "plugins.json"
         launches = json.loads(starts.read_text(encoding="utf-8")) if starts.is_file() else []
         versions = {name: str(value) for name, value in _flat(launches[-1] if launches else {}).items()}
-        measured, metrics = validations(path), read_json_lines(path / "metrics.jsonl")
+        measured, metrics = validations(path), metrics_of(path)
         for row in (*measured, *metrics):
             row["step"] = int(row["step"])
         return ComparedRun(path, settings, versions, measured, metrics)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import fcntl
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rllm_core.errors import ConfigError, RunError
+from rllm_core.run_folder.journal import read_json_lines
 from rllm_core.text import counted
 
 VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
@@ -131,20 +133,42 @@ def validations(run: Path) -> list[dict[str, Any]]:
     """Returns all validation events of a run, in order.
 
     Raises:
-        RunError: If the file is damaged.
+        RunError: If the file is damaged, or the run has ended and some are missing.
     """
-    path, found = run / "events.jsonl", []
-    if not path.is_file():
-        return []
+    path, found, summary = run / "events.jsonl", [], summary_of(run) or {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8") if path.is_file() else nullcontext(()) as lines:
             for line in lines:
                 # An active or killed run may end in an incomplete line.
                 if line.startswith('{"event":"validation"') and line.endswith("\n"):
                     found.append(json.loads(line))
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from error
+    _check_complete(path, len(found), len(summary.get("validation", ())), "validation", summary)
     return found
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the metrics of all steps of a run, in order.
+
+    Raises:
+        RunError: If the run has ended and steps are missing.
+        ValueError: If a line is damaged.
+    """
+    summary = summary_of(run) or {}  # read before the metrics: a running run writes it after them
+    path = run / "metrics.jsonl"
+    rows = read_json_lines(path)
+    _check_complete(path, len(rows), summary.get("optimizer_steps", 0), "step", summary)
+    return rows
+
+
+def _check_complete(path: Path, lines: int, expected: int, what: str, summary: Mapping[str, Any]) -> None:
+    # A run may fail between its last step or validation, and the line of it.
+    if lines < expected - (summary.get("status") != "completed"):
+        raise RunError(
+            f"{path} is damaged: it has {lines} of {counted(expected, what)} of summary.json; restore the file from a "
+            "copy"
+        )
 
 
 def _result(run: Path) -> RunResult:

@@ -101,6 +101,18 @@ def test_runs_without_steps_and_validations(tmp_path: Path) -> None:
     assert json.loads(compared(*folders, "--json"))["metrics"] == {}
 
 
+@pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl"])
+def test_missing_lines_of_a_run_that_has_ended_are_damage(pair: tuple[Path, Path], file: str) -> None:
+    short, long = pair
+    summary = {"status": "completed", "optimizer_steps": 30, "validation": [{}] * 31}
+    (long / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    compared(short, long)
+    (long / file).unlink()
+    result = called(compare, short, long)
+    assert result.exit_code == 1
+    assert f"{file} is damaged: it has 0 of 3" in str(result.exception)
+
+
 def test_a_value_and_its_absence_differ(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name) for name in "ab"]
     with (folders[1] / "run.toml").open("a", encoding="utf-8") as file:

@@ -17,6 +17,7 @@ from rllm_core.types import FinishReason
 from rllm_viewer import answers_table, closing, warnings_of_runs
 from rllm_viewer.commands.diagnose import diagnose
 from rllm_viewer.diagnosis import Diagnosis, of_folder
+from rllm_viewer.diagnosis.findings import Finding
 
 HEALTHY = {
     "reward_mean": 0.4, "trajectory_reward_max": 1.0, "solved": 0.3, "uniform_groups_share": 0.25,
@@ -302,7 +303,7 @@ def test_metrics_that_are_missing_are_no_good_sign(tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink()
     result = called(diagnose, run)
     assert result.exit_code == 1
-    assert "a file is damaged: metrics.jsonl has 0 of 2 steps" in str(result.exception)
+    assert "metrics.jsonl is damaged: it has 0 of 2 steps" in str(result.exception)
 
 
 def test_a_run_that_failed_before_it_wrote_its_last_step_is_not_damaged(tmp_path: Path) -> None:
@@ -310,4 +311,10 @@ def test_a_run_that_failed_before_it_wrote_its_last_step_is_not_damaged(tmp_path
     (run / "summary.json").write_text(json.dumps({**summary, "status": "failed", "optimizer_steps": 3}), "utf-8")
     assert called(diagnose, run).exit_code == 0
     (run / "summary.json").write_text(json.dumps({**summary, "status": "failed", "optimizer_steps": 4}), "utf-8")
-    assert "metrics.jsonl has 2 of 4 steps" in str(called(diagnose, run).exception)
+    assert "metrics.jsonl is damaged: it has 2 of 4 steps" in str(called(diagnose, run).exception)
+
+
+def test_commands_quote_the_folder() -> None:
+    finding = Finding("name", None, "seen", ("cause",), "rllm-core show RUN")
+    assert "rllm-core show 'my run'" in finding.text("my run")
+    assert finding.to_json("my run")["decides"] == "rllm-core show 'my run'"

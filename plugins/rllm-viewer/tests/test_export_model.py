@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -175,6 +176,17 @@ def test_nothing_is_overwritten(trained, plugins: PluginManager, tmp_path: Path)
 def test_a_folder_that_cannot_be_created_is_one_line(trained, plugins: PluginManager) -> None:
     with pytest.raises(ConfigError, match=r"^/proc/x/model cannot be written: "):
         export(trained(()), Path("/proc/x/model"), plugins, step=None, merge=False)
+
+
+def test_a_disk_without_space_is_one_line(trained, plugins: PluginManager, tmp_path: Path) -> None:
+    run, limits = trained(()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"cannot be copied to .*: \[Errno"):
+            export(run, tmp_path / "model", plugins, step=None, merge=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def changed(backend: Path) -> None:

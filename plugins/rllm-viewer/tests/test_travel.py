@@ -236,6 +236,15 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     imported(out, tmp_path / "empty", "sft")
 
 
+def test_an_export_that_fails_in_its_second_file_leaves_no_folder(tmp_path: Path) -> None:
+    run = several(tmp_path / "run")
+    *lines, validation, last = (run / "groups.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "groups.jsonl").write_text("".join([*lines, validation.replace("{", "[", 1), last]), encoding="utf-8")
+    with pytest.raises(RunError, match="no readable group"):
+        exported(run, tmp_path / "rows", "sft")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_read_only_file_system_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.EROFS, "Read-only file system", str(path))

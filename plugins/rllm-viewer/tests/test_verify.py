@@ -55,6 +55,13 @@ def test_what_is_proven_is_told(folder: Path) -> None:
     assert result.events == len((folder / "events.jsonl").read_text().splitlines())
 
 
+@pytest.mark.slow
+def test_a_missing_list_of_launches_is_a_problem(folder: Path) -> None:
+    (folder / "plugins.json").unlink()
+    [problem] = verify(folder).problems
+    assert "plugins.json is missing" in problem
+
+
 def first(events: Events, name: str, after: int = 0) -> int:
     return next(i for i, event in enumerate(events) if i >= after and event["event"] == name)
 

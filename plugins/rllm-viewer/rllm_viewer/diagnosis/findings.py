@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 from rllm_viewer.diagnosis.answers import AnswerCounts
@@ -35,13 +36,16 @@ class Finding:
     def text(self, run: object) -> str:
         """Returns one sentence: the observation, its first step, its causes, and where to read more."""
         since = f" (since step {self.since_step})" if self.since_step is not None else ""
-        decides = f". To decide: {self.decides.replace('RUN', str(run))}" if self.decides else ""
+        decides = f". To decide: {self._command(run)}" if self.decides else ""
         return f"{self.seen}{since}. Cause: {'; or '.join(self.causes)}{decides}. See {PAGE}#{self.name}"
 
     def to_json(self, run: object) -> dict[str, Any]:
         """Returns the fields and the address of the page as JSON data."""
-        fields = asdict(self) | {"decides": self.decides.replace("RUN", str(run)), "page": f"{PAGE}#{self.name}"}
+        fields = asdict(self) | {"decides": self._command(run), "page": f"{PAGE}#{self.name}"}
         return fields | {"causes": list(self.causes)}
+
+    def _command(self, run: object) -> str:
+        return self.decides.replace("RUN", quote(str(run)))
 
 
 @dataclass

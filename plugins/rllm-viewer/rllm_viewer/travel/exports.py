@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, get_args
 
 from rllm_core.errors import ConfigError, RunError
@@ -64,9 +66,14 @@ def export(run: Path, out: Path, kind: Format, filters: Filters) -> dict[str, An
     written: dict[str, int] = {}
     if out.suffix == "" and kind.is_dataset:
         splits: tuple[Split, ...] = get_args(Split) if filters.split is None else (filters.split,)
-        for split in splits:
-            path = out / f"{FILE_OF_SPLIT[split]}.jsonl"
-            written[str(path)] = files.write(path, rows(replace(filters, split=split)), kind.as_text)
+        try:
+            for split in splits:
+                path = out / f"{FILE_OF_SPLIT[split]}.jsonl"
+                written[str(path)] = files.write(path, rows(replace(filters, split=split)), kind.as_text)
+        except BaseException:
+            if out.exists():
+                shutil.rmtree(out)
+            raise
     elif out.suffix in kind.suffixes:
         written[str(out)] = files.write(out, rows(filters), kind.as_text)
     else:
@@ -81,7 +88,7 @@ def export(run: Path, out: Path, kind: Format, filters: Filters) -> dict[str, An
         chosen = (
             "the chosen rollouts have none" if counted.rollouts else "no recorded rollout is chosen by these filters"
         )
-        raise ConfigError(f"nothing to export: {chosen}; rllm-core show {run} lists what is recorded")
+        raise ConfigError(f"nothing to export: {chosen}; rllm-core show {quote(str(run))} lists what is recorded")
     return {
         "run": str(run),
         "format": kind.name,

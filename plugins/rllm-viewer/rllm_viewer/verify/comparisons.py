@@ -59,8 +59,12 @@ def read_summary(run_dir: Path, replay: Replay, found: Verification) -> dict[str
 
 def _starts(run_dir: Path, found: Verification) -> int | None:
     path = run_dir / "plugins.json"
+    if not path.is_file():
+        if found.incarnations:
+            found.problem(f"plugins.json is missing, but events.jsonl has {found.incarnations} launch(es)")
+        return None
     try:
-        return len(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return len(json.loads(path.read_text(encoding="utf-8")))
     except UNREADABLE as error:
         found.problem(f"plugins.json cannot be read: {type(error).__name__}: {error}")
         return None

@@ -26,7 +26,9 @@ def verify(run_dir: Path) -> Verification:
     training, left_out = _run_file(run_dir)
     journal = run_dir / "events.jsonl"
     if not journal.is_file():
-        raise ConfigError(f"{run_dir} has no events.jsonl: no run was started in it")
+        raise ConfigError(
+            f"{run_dir} has no events.jsonl to verify: no run was started in it, it was imported, or the file was lost"
+        )
     found = Verification(planned_steps=training.steps)
     replay, events = Replay(training, left_out, found), Lines(journal.name)
     for number, line in events.raw(journal):
