@@ -109,7 +109,7 @@ async def train(
         guard: Guard that ends the process if its event loop is blocked; None if the process has other work.
 
     Raises:
-        Interrupted: After SIGINT or SIGTERM, and when the budget is spent; the run can be resumed.
+        Interrupted: After SIGINT, SIGTERM or SIGHUP, and when the budget is spent; the run can be resumed.
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)

@@ -157,7 +157,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
     run_dir = tmp_path / "run"
     process = start(run_dir, held_from="step-000010")
