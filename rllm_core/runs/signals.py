@@ -37,6 +37,7 @@ class Signals:
         self.trainer: Trainer | None = None
         self.interrupted: Interrupted | None = None
         self.is_closing = False
+        self._began = 0.0
 
     def __enter__(self) -> Signals:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
