@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -48,6 +49,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         # Pydantic reads the entry points of all installed packages, so one malformed entry_points.txt would break the
         # first model. Set the variable to an empty string to use pydantic plugins.
         os.environ.setdefault(PYDANTIC_VARIABLE, PYDANTIC_OFF)
+        _open_closed_streams()
         own_process()
     try:
         run_command(current, args)
@@ -57,12 +59,22 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         raise
 
 
+def _open_closed_streams() -> None:
+    """Replaces standard streams that the caller has closed; otherwise the next files opened would get their output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: PTH123, SIM115 - stays open, with the descriptor that is free
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def run_command(current: Session, args: Sequence[str] | None) -> NoReturn:
     """Runs a command with a session. Reports an error in one line; the exit code is in SystemExit."""
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
     except UserError as error:
-        _report(current, error, f"{error.label}{error}", args)
+        with contextlib.suppress(OSError):  # a closed terminal
+            _report(current, error, f"{error.label}{error}", args)
         sys.exit(error.exit_code)
     except Exception as error:
         from rllm_core.plugins.blame import blamed

@@ -78,7 +78,7 @@ def train(
     optional, and defaults to the run file in the run folder.
 
     Exit codes: 0 completed, 1 failed, 2 invalid usage or run file, 3 stopped by the budget, 130 interrupted (SIGINT),
-    143 terminated (SIGTERM).
+    143 terminated (SIGTERM), 129 terminal closed (SIGHUP).
     """
     from rllm_core.assembly.parts import parts_of
     from rllm_core.assembly.resolution import resolve_run

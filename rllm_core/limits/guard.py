@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
 from rllm_core.limits import guard_process
+from rllm_core.limits.loop_thread import stopping_signals
 from rllm_core.plugins.blame import Frame, place_among
 
 ResultT = TypeVar("ResultT")
@@ -32,7 +33,6 @@ BEAT_SECONDS = 1.0
 SIGNALLED_SECONDS = 15.0
 MARGIN_SECONDS = 10.0
 ASK = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 _patience: list[float] = []  # timeouts of calls that may block the loop
 _active: list[Guard] = []
@@ -106,7 +106,8 @@ class Guard:
         self._before: Any = signal.signal(ASK, self._blocked)
         # The dump for SIGTERM tells the child that the run should stop, even if no Python code can run. Only the main
         # thread's stack is dumped: other threads keep running, and walking their stacks could crash the process.
-        for number in (ASK, *STOPPING):
+        self._dumping = (ASK, *stopping_signals())
+        for number in self._dumping:
             faulthandler.register(number, file=self._dumps, all_threads=False, chain=True)
         _active.append(self)
         self._tick()
@@ -116,7 +117,7 @@ class Guard:
         _active.remove(self)
         if self._timer is not None:
             self._timer.cancel()
-        for number in (ASK, *STOPPING):
+        for number in self._dumping:
             faulthandler.unregister(number)
         signal.signal(ASK, self._before)
         self.write(guard_process.GOODBYE)

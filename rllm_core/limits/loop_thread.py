@@ -16,11 +16,15 @@ from typing import Any, TypeVar, TypeVarTuple
 ResultT = TypeVar("ResultT")
 Arguments = TypeVarTuple("Arguments")
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that stop a run: SIGINT, SIGTERM, and SIGHUP unless the process ignores it (``nohup``)."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if is_ignored else (signal.SIGHUP,)))
 
 
 class LoopOfThread(asyncio.SelectorEventLoop):
-    """Event loop outside the main thread; the main thread relays SIGINT and SIGTERM to the loop's handlers."""
+    """Event loop outside the main thread; the main thread relays `stopping_signals` to the loop's handlers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +100,7 @@ def _relaying(loop: LoopOfThread) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in stopping_signals()}
 
     def receive(number: int, frame: FrameType | None) -> None:
         if loop.relay(number):
@@ -110,10 +114,10 @@ def _relaying(loop: LoopOfThread) -> Iterator[list[int]]:
         signal.signal(number, before[number])
         signal.raise_signal(number)
 
-    for number in STOPPING:
+    for number in before:
         signal.signal(number, receive)
     try:
         yield interrupted
     finally:
-        for number in STOPPING:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

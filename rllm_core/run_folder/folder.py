@@ -47,7 +47,8 @@ class RunDir:
     """An open run folder, locked by one process at a time.
 
     Attributes:
-        path: Run folder.
+        path: Run folder. Absolute, because an environment may change the working directory.
+        named: Run folder as the user named it, for messages.
         config: Run file of this launch.
         initial: Weights of another run that this launch needs, or None.
         incarnation: Number of this launch, from 0.
@@ -77,7 +78,7 @@ class RunDir:
                 changed since the run was started, or its initial weights do not fit.
             RunError: If a checkpoint that it needs is damaged.
         """
-        self.path = path
+        self.path, self.named = path.absolute(), path
         self.config = config if resume else initial.with_step(config)
         self.initial = None if resume else initial.checked(self.config)
         self.resumed: Path | None = None
@@ -107,7 +108,7 @@ class RunDir:
                 if self.initial is not None:
                     self.write_json(initial.FILE, self.initial.to_json())
                 for name in LINES:
-                    self.lines[name] = JsonLines(path / f"{name}.jsonl")
+                    self.lines[name] = JsonLines(self.path / f"{name}.jsonl")
             except BaseException:
                 self.close()
                 raise
@@ -162,7 +163,7 @@ class RunDir:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ConfigError(f"run folder {self.path} is in use by another process") from None
+            raise ConfigError(f"run folder {self.named} is in use by another process") from None
         return lock
 
     def keep_sources(self, sources: Sequence[str]) -> None:
@@ -187,8 +188,8 @@ class RunDir:
             entry = known.get(source)
             if entry is not None and entry["sha256"] != hashlib.sha256(_content(source)).hexdigest():
                 raise ConfigError(
-                    f"{source} has changed since the run in {self.path} was started; restore it from "
-                    f"{self.path / entry['copy']}, or start a new run"
+                    f"{source} has changed since the run in {self.named} was started; restore it from "
+                    f"{self.named / entry['copy']}, or start a new run"
                 )
 
     def _continue(self, config: RunConfig, keeps_start: bool) -> None:
@@ -197,8 +198,8 @@ class RunDir:
         changed = changed_keys(run_file, config)
         if changed:
             raise ConfigError(
-                f"run folder {self.path} was started with a different run file; these keys differ: "
-                f"{', '.join(changed)}. Resume with the same file, or {new_run(self.path)}"
+                f"run folder {self.named} was started with a different run file; these keys differ: "
+                f"{', '.join(changed)}. Resume with the same file, or {new_run(self.named)}"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)
@@ -221,7 +222,7 @@ class RunDir:
                 check_size(self.path / name, offset)
         except ValueError as error:
             raise RunError(
-                f"run folder {self.path} cannot be resumed: {error}; restore the file, or {new_run(self.path)}"
+                f"run folder {self.named} cannot be resumed: {error}; restore the file, or {new_run(self.named)}"
             ) from error
         lost = self.path / "lost" / str(self.incarnation - 1)
         (self.path / "summary.json").unlink(

@@ -109,7 +109,7 @@ async def train(
         guard: Guard that ends the process if its event loop is blocked; None if the process has other work.
 
     Raises:
-        Interrupted: After SIGINT or SIGTERM, and when the budget is spent; the run can be resumed.
+        Interrupted: After SIGINT, SIGTERM or SIGHUP, and when the budget is spent; the run can be resumed.
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
@@ -160,13 +160,13 @@ class _Launch:
             run_dir.write_json("plugins.json", versions)
             run_dir.keep_sources(assembly.plugins.sources)
             at_end.callback(lambda: run_dir.keep_sources(assembly.plugins.sources))  # also those loaded during the run
-            progress.start(config, run_dir.path, self.summary["resumed_from_step"] or 0)
+            progress.start(config, run_dir.named, self.summary["resumed_from_step"] or 0)
             if config.training.trajectories_per_step:
                 progress.note(
                     "training.trajectories_per_step is deprecated; use training.groups_kept_per_step, which records groups"
                 )
             if restarted:
-                progress.note(f"{run_dir.path} has no complete checkpoint: restarting at step 0")
+                progress.note(f"{run_dir.named} has no complete checkpoint: restarting at step 0")
             self.trackers.start(config, str(run_dir.path))
             model = f" with model {config.model.path}" if config.model.path else ""
             progress.waiting(f"starting backend {config.backend!r}{model}")
@@ -261,10 +261,10 @@ class _Launch:
         self._write_down()
         for line in first_failures.lines(summary["failures"]):
             progress.closing(line)
-        for line in await self.observers.lines(CLOSING, run_dir=self.run_dir.path, summary=summary):
+        for line in await self.observers.lines(CLOSING, run_dir=self.run_dir.named, summary=summary):
             progress.closing(line)
         if summary["status"] == "interrupted":
-            progress.note(f"to continue: {how_to_continue(self.config.workflow, self.run_dir.path)}")
+            progress.note(f"to continue: {how_to_continue(self.config.workflow, self.run_dir.named)}")
 
     def _first_failures(self) -> list[dict[str, Any]]:
         failures = FirstFailures() if self.trainer is None else self.trainer.reporter.failures

@@ -1,20 +1,27 @@
-"""Signals of the process: the first SIGINT or SIGTERM saves a checkpoint and stops the run."""
+"""Signals of the process: the first SIGINT, SIGTERM or SIGHUP saves a checkpoint and stops the run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from rllm_core.limits.guard import leave
-from rllm_core.limits.loop_thread import STOPPING
+from rllm_core.limits.loop_thread import stopping_signals
 from rllm_core.run_folder.progress import Progress
 from rllm_core.training.stopping import Interrupted
 from rllm_core.training.trainer import Trainer
 
+ResultT = TypeVar("ResultT")
+# Programs that pass a signal on, such as `timeout` and shells, send it to the process and to its group.
+REPEATED_SECONDS = 0.5
+
 
 class Signals:
-    """Signal handlers: the first SIGINT or SIGTERM saves and stops the run, a second one exits immediately.
+    """Signal handlers: the first signal saves and stops the run, a second one exits immediately.
 
     Signals reach only the main thread of a process, and event loops that it relays them to
     (`rllm_core.limits.loop_thread`). In other threads, the handlers do nothing.
@@ -30,16 +37,18 @@ class Signals:
         self.trainer: Trainer | None = None
         self.interrupted: Interrupted | None = None
         self.is_closing = False
+        self._began = 0.0
 
     def __enter__(self) -> Signals:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._numbers = stopping_signals()
         with contextlib.suppress(RuntimeError):  # in another thread than the main one
-            for number in STOPPING:
+            for number in self._numbers:
                 self._loop.add_signal_handler(number, self._stop, number)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in STOPPING:
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
 
     def close(self) -> None:
@@ -48,8 +57,10 @@ class Signals:
 
     def _stop(self, number: signal.Signals) -> None:
         if self.interrupted is not None:
-            leave(128 + number)
-        self.interrupted = Interrupted(int(number), number.name)
+            if time.monotonic() - self._began > REPEATED_SECONDS:
+                leave(128 + number)
+            return
+        self.interrupted, self._began = Interrupted(int(number), number.name), time.monotonic()
         if self.trainer is not None:
             self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
             self.trainer.interrupt(self.interrupted)
@@ -57,3 +68,18 @@ class Signals:
             self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
         elif self._task is not None:
             self._task.cancel()
+
+
+async def until_signalled(main: Awaitable[ResultT]) -> ResultT:
+    """Awaits ``main``, which the first signal cancels; a second one exits immediately.
+
+    Raises:
+        Interrupted: After a signal.
+    """
+    with Signals(Progress()) as signals:
+        try:
+            return await main
+        except asyncio.CancelledError as error:
+            if signals.interrupted is None:
+                raise
+            raise signals.interrupted from error

@@ -16,6 +16,7 @@ from rllm_core.limits.guard import Guard, guarded
 from rllm_core.limits.running import run
 from rllm_core.run_folder.progress import for_terminal
 from rllm_core.runs import evaluation, launch
+from rllm_core.runs.signals import until_signalled
 from rllm_core.workflow import Split
 
 MAX_NAME_CHARACTERS = 100  # of a run folder, without its date
@@ -133,5 +134,5 @@ def evaluate(
         opening = evaluation.engine_by_name(engine, resolved)
     evaluating = evaluation.evaluate(resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted)
     if owns_process:
-        evaluating = guarded(evaluating, resolved.config.training.stall_timeout_seconds)
+        evaluating = until_signalled(guarded(evaluating, resolved.config.training.stall_timeout_seconds))
     return run(evaluating, left)

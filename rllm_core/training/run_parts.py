@@ -211,7 +211,7 @@ class RunParts:
         """Returns a snapshot for hooks."""
         return TrainerState(
             config=self.config,
-            run_dir=self.run_dir.path,
+            run_dir=self.run_dir.named,
             incarnation=self.run_dir.incarnation,
             step=self.position.step,
             weight_version=self.coordinator.weight_version,

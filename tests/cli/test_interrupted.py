@@ -1,13 +1,42 @@
-"""Tests Ctrl-C outside of a training run, which saves a checkpoint of its own."""
+"""Tests signals outside of a training run, which saves a checkpoint of its own, and closed standard streams."""
 
 from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from forked import Forks
 
 from rllm_core.cli import cli
 from rllm_core.cli.groups import LazyGroup
+from rllm_core.runs import signals
+from rllm_core.training.stopping import Interrupted
+
+ENVIRONMENT = """
+import asyncio, sys
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+
+class Waits(Workflow):
+    def tasks(self, split):
+        return [Task(task_id=split, data={})]
+
+    async def close(self):
+        print("closed", file=sys.stderr)
+
+    async def run(self, task, completer):
+        print("playing", file=sys.stderr, flush=True)
+        await asyncio.sleep(3600)
+"""
 
 
 @pytest.mark.parametrize("arguments", [["train", "sort"], ["plugins", "show", "sort"]])
@@ -20,3 +49,55 @@ def test_ctrl_c_in_any_command_has_its_exit_code(arguments: list[str], monkeypat
     monkeypatch.setattr(LazyGroup, "get_command", get_command)
     ended = CliRunner().invoke(cli, arguments)
     assert (ended.exit_code, ended.stdout, ended.stderr) == (130, "", "interrupted by SIGINT\n")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    program = """
+import sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "rllm_core.cli.entry":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from rllm_core.cli import main
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted by SIGINT\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_closes_the_workflow_of_an_evaluation(forking: Forks, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "waits.py").write_text(ENVIRONMENT)
+    process = forking.start(["eval", "waits.py", "--backend", "local"], folder=tmp_path, output=tmp_path / "output")
+    while process.err != "playing\n":
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait() == 128 + number
+    assert process.err == f"playing\nclosed\ninterrupted by {number.name}\n"
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_passed_on_twice_counts_once(again: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``timeout`` sends SIGTERM to a command and to its group, which would otherwise end a run without a checkpoint."""
+    left: list[int] = []
+    monkeypatch.setattr(signals, "leave", left.append)
+
+    async def signalled(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        await asyncio.sleep(3600)
+
+    with pytest.raises(Interrupted, match="SIGTERM") as caught:
+        asyncio.run(signals.until_signalled(signalled(signal.SIGTERM, again)))
+    assert (caught.value.exit_code, left) == (143, [])
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"),
+    [(">&- 2>&-", "--version", 0), ("2>/dev/full", "train no_such_workflow", 2)],
+)
+def test_the_exit_code_does_not_depend_on_who_reads(closed: str, arguments: str, code: int) -> None:
+    command = f'"{sys.executable}" -m rllm_core {arguments} {closed}'
+    assert subprocess.run(["sh", "-c", command], check=False, stdin=subprocess.DEVNULL).returncode == code

@@ -24,6 +24,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.journal import JsonLines
 from rllm_core.run_folder.progress import Progress
 from rllm_core.runs import launch
+from rllm_core.runs import signals as signals_of_process
 from rllm_core.training.stopping import Interrupted
 from rllm_devkit import scripted
 from rllm_devkit.disk import OPERATIONS
@@ -92,6 +93,7 @@ def planned(request: dict[str, Any]) -> Faults:
         faults.inject(f"disk.{operation}", returns(None), when=chosen)
     signals = request.get("signals")
     if signals is not None:
+        signals_of_process.REPEATED_SECONDS = 0.0  # a second signal counts at once
         faults.inject(signals["seam"], sends(signals["names"]), when=at(signals["number"]))
     return faults
 

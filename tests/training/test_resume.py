@@ -157,7 +157,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, uninterrupted: Path, how: signal.Signals) -> None:
     run_dir = tmp_path / "run"
     process = start(run_dir, held_from="step-000010")
@@ -438,3 +438,29 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 def test_the_command_to_continue_is_quoted_for_a_shell() -> None:
     assert launch.how_to_continue("sort", Path("my run")) == "rllm-core train --resume --run-dir 'my run'"
+
+
+@pytest.mark.slow
+def test_a_workflow_may_change_the_working_directory(
+    run_scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run folder that a user names is most often relative."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def moves(assembly: Any) -> None:
+        workflow = assembly.host.hosted.workflow
+        play = workflow.run
+
+        async def run(task: Any, completer: Any) -> Any:
+            os.chdir(tmp_path / "elsewhere")
+            return await play(task, completer)
+
+        async def close() -> None:
+            os.chdir(tmp_path)
+
+        workflow.run, workflow.close = run, close
+
+    found = run_scripted("training.checkpoint_every_steps=2", path=Path("run"), prepare=moves)
+    assert (found.error, found.summary["status"]) == (None, "completed")
+    assert not list((tmp_path / "elsewhere").iterdir())

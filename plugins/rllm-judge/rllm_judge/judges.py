@@ -16,6 +16,7 @@ from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
 from rllm_judge.requests import BrokenOff, metered, note_async, reply_in
 
 NO_KEY = "none"
+DEADLINE = "deadline"  # of a request, on the event loop's clock
 TOO_LONG = (400, 413, 422)
 """Status codes with which endpoints reject a question, most often because it is too long."""
 
@@ -49,11 +50,18 @@ class Endpoint(Judge):
     def __init__(self, options: JudgeOptions, services: ScorerServices) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+        class Timed(DefaultAsyncHttpxClient):
+            async def send(self, request: Any, **how: Any) -> Any:
+                deadline = asyncio.get_running_loop().time() + options.request_timeout_seconds
+                request.extensions[DEADLINE] = deadline
+                async with asyncio.timeout_at(deadline):
+                    return await super().send(request, **how)
+
         self._client = AsyncOpenAI(
-            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [note_async]}),
+            http_client=Timed(event_hooks={"request": [note_async]}),
             base_url=options.base_url,
             api_key=os.environ.get(options.api_key_variable) or NO_KEY,
-            timeout=options.request_timeout_seconds,
+            timeout=None,  # would begin again with every byte
         )
         self._options = options
         self._services = services
@@ -76,7 +84,8 @@ class Endpoint(Judge):
                         max_completion_tokens=options.max_response_tokens,
                         seed=seed % 2**31,
                     ) as answer:
-                        reply = await reply_in(answer.iter_bytes())
+                        async with asyncio.timeout_at(answer.http_request.extensions[DEADLINE]):
+                            reply = await reply_in(answer.iter_bytes())
                     if reply.usage is not None:
                         answered.append(reply.usage)
                         self._services.count(prompt_tokens=reply.usage[0], completion_tokens=reply.usage[1])
@@ -89,15 +98,15 @@ class Endpoint(Judge):
             raise ConfigError(
                 f"the judge at {self._client.base_url} has no model {options.model!r}: {said(error)}"
             ) from error
-        except openai.APITimeoutError as error:
-            raise ConnectionError(
-                f"no reply from the judge at {self._client.base_url} within "
-                f"request_timeout_seconds = {options.request_timeout_seconds:g}"
-            ) from error
         except openai.APIStatusError as error:
             why = failure(self._client.base_url, error)
             raise RejectedQuestion(why) if error.status_code in TOO_LONG else ConnectionError(why) from error
-        except (openai.APIConnectionError, BrokenOff) as error:
+        except (openai.APIConnectionError, BrokenOff, TimeoutError) as error:
+            if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+                raise ConnectionError(
+                    f"no reply from the judge at {self._client.base_url} within "
+                    f"request_timeout_seconds = {options.request_timeout_seconds:g}"
+                ) from error
             raise ConnectionError(failure(self._client.base_url, error)) from error
         return reply.text
 

@@ -41,7 +41,7 @@ async def reply_in(parts: AsyncIterator[bytes]) -> Reply:
     """Reads the body of a reply.
 
     Raises:
-        BrokenOff: If the connection fails or stalls in the middle of the body.
+        BrokenOff: If the connection fails in the middle of the body.
         Flood: If the body is larger than `MAX_REPLY_BYTES`.
     """
     body = bytearray()

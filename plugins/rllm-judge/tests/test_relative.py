@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -79,12 +81,28 @@ def test_replies_are_kept_by_content(tmp_path: Any) -> None:
     assert other.asked
 
 
-@pytest.mark.parametrize("name", ["nowhere/replies.sqlite", "notes.txt"])
+@pytest.mark.parametrize("name", ["nowhere/replies.sqlite", "notes.txt", "other.sqlite"])
 def test_a_cache_file_that_cannot_be_used_ends_the_run(tmp_path: Any, name: str) -> None:
     (tmp_path / "notes.txt").write_text("not a database, but longer than the header of one " * 4, encoding="utf-8")
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE replies (text TEXT)")
     options = {"engine": "other", "model": "m", "cache_file": str(tmp_path / name)}
     with pytest.raises(ConfigError, match=f"cache_file = '{tmp_path / name}' cannot be used"):
-        judged(Relative(options), ["one", "two"], BY_LENGTH)
+        judged(Relative(options), ["one", "two"], lambda messages: pytest.fail("a reply was paid for"))
+
+
+def test_a_cache_file_that_fails_later_ends_the_run(tmp_path: Any) -> None:
+    """Another attempt would pay for another reply, which would be lost, too."""
+    file = tmp_path / "replies.sqlite"
+
+    def fails(messages: Any) -> str:
+        with closing(sqlite3.connect(file)) as other:
+            other.execute("DROP TABLE replies")
+        return BY_LENGTH(messages)
+
+    scorer = Relative({"engine": "other", "model": "m", "cache_file": str(file)})
+    with pytest.raises(ConfigError, match=f"cache_file = '{file}' cannot be used"):
+        judged(scorer, ["one", "two"], fails)
 
 
 def test_a_policy_that_changes_is_asked_again() -> None:
