@@ -22,7 +22,8 @@ def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
     provided = resolved.parsers[name]
     parser_class: type[BaseParser] = resolved.plugins.load(provided)
     with provided.at_work("from_model", parser_class):
-        return parser_class.from_model(model, resolved.config.plugins.get(name))
+        parser = parser_class.from_model(model, resolved.config.plugins.get(name))
+    return provided.checked("from_model()", parser, BaseParser)
 
 
 def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
@@ -52,7 +53,8 @@ def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> Roll
     if section is not None and name != found.name:  # selected as distribution/name
         config = config.model_copy(update={"plugins": {**config.plugins, found.name: section}})
     with resolved.engines[name].at_work("from_config", found):
-        return found.from_config(config, parser)
+        engine = found.from_config(config, parser)
+    return resolved.engines[name].checked("from_config()", engine, RolloutEngine)
 
 
 @asynccontextmanager

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import virtual_clock
+from rllm_core.backend import UpdateResult
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
-from rllm_core.errors import ConfigError, RunError, StallError
+from rllm_core.errors import ConfigError, RunError, StallError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.runs import launch
@@ -401,6 +403,44 @@ def test_a_backend_that_does_not_shut_down_is_left_behind(run_scripted: Any, mon
     assert run.error is None
     assert run.summary["status"] == "completed"
     assert run.assembly.left_running
+
+
+NAN = float("nan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("init_rollout_engine", None, "init_rollout_engine() returned None, not RolloutEngine"),
+        ("update_policy", None, "update_policy() returned None; return an UpdateResult"),
+        ("update_policy", UpdateResult([]), "update_policy() returned list, not a mapping"),  # type: ignore[arg-type]
+        ("update_policy", UpdateResult({}, []), "return an UpdateResult"),  # type: ignore[arg-type]
+        ("update_policy", UpdateResult({"loss": NAN}), "update_policy() has 'loss' = nan"),
+        ("update_policy", UpdateResult({"loss": "0.5"}), "update_policy() has 'loss' = '0.5'"),  # type: ignore[dict-item]
+        ("update_policy", UpdateResult({"loss": np.ones(3)}), "update_policy() has 'loss' = array"),  # type: ignore[dict-item]
+        ("update_policy", UpdateResult({"step": 7.0}), "reports metric 'step', a name of the core"),
+        ("update_policy", UpdateResult({"solved": 1.0}), "reports metric 'solved', a name of the core"),
+        ("state_dict", None, "state_dict() returned None; return a dict"),
+        ("state_dict", {"version": np.int64(3)}, "state_dict() returned a value that is not JSON"),
+        ("save_checkpoint", None, "save_checkpoint() wrote nothing and state_dict() is empty"),
+    ],
+)
+def test_a_backend_that_returns_something_else_is_named_and_the_run_can_go_on(
+    run_scripted: Any, method: str, answer: Any, said: str
+) -> None:
+    def wrong(assembly: Any) -> None:
+        async def later(*arguments: Any) -> Any:
+            return answer
+
+        setattr(assembly.backend, method, (lambda: answer) if method == "state_dict" else later)
+
+    began = method != "init_rollout_engine"
+    run = run_scripted(prepare=wrong, is_begun=began)
+    assert isinstance(run.error, UserError)
+    assert str(run.error).startswith("backend 'scripted'")
+    assert said in str(run.error)
+    assert run_scripted(resume=began, path=run.path if began else run.path.with_name("again")).error is None
 
 
 @pytest.mark.slow
