@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from rllm_core.assembly.resolution import Resolved
@@ -23,7 +23,12 @@ def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
     parser_class: type[BaseParser] = resolved.plugins.load(provided)
     with provided.at_work("from_model", parser_class):
         parser = parser_class.from_model(model, resolved.config.plugins.get(name))
-    return provided.checked("from_model()", parser, BaseParser)
+    provided.checked("from_model()", parser, BaseParser)
+    with provided.at_work("get_stop_token_ids", parser_class):
+        stops = parser.get_stop_token_ids()
+        if not isinstance(stops, Collection) or not stops or not all(type(stop) is int and stop >= 0 for stop in stops):
+            raise TypeError(f"it returned {stops!r:.80}; return the ids that end a turn, at least one")
+    return parser
 
 
 def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:

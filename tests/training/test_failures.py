@@ -13,7 +13,7 @@ from benchmarks import virtual_clock
 from rllm_core.backend import UpdateResult
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
-from rllm_core.errors import ConfigError, RunError, StallError, UserError
+from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.runs import launch
@@ -23,7 +23,7 @@ from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
-from rllm_devkit.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
+from rllm_devkit.scripted import ByteParser, Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
 
 class Misbehaving(Workflow):
@@ -441,6 +441,38 @@ def test_a_backend_that_returns_something_else_is_named_and_the_run_can_go_on(
     assert str(run.error).startswith("backend 'scripted'")
     assert said in str(run.error)
     assert run_scripted(resume=began, path=run.path if began else run.path.with_name("again")).error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("render", "say yes", "render() returned 'say yes', not token ids"),
+        ("render", [-1], "render() returned [-1], not token ids"),
+        ("render", [], "render() returned no token ids"),
+        ("bridge_to_next_turn", ["yes"], "bridge_to_next_turn() returned ['yes'], not token ids"),
+        ("parse_completion", "yes", "parse_completion() returned 'yes', not ParsedCompletion"),
+        ("count_control_tokens", "0", "count_control_tokens() must return an integer >= 0, got '0'"),
+    ],
+)
+def test_a_parser_that_returns_something_else_is_named_instead_of_the_workflow(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch, method: str, answer: Any, said: str
+) -> None:
+    monkeypatch.setattr(ByteParser, method, lambda *_, **options: answer)
+    run = run_scripted("training.validation_rollouts=0", "say_yes.turns=2", "rollout.max_consecutive_failures=20")
+    assert isinstance(run.error, RunError)
+    [failure] = run.summary["failures"]
+    assert failure["error"].startswith(f"parser 'bytes': {said}")
+
+
+@pytest.mark.parametrize("stops", [(), None, "<eos>", ["<eos>"], [-1]])
+def test_a_parser_without_stop_tokens_is_refused(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch, stops: Any
+) -> None:
+    monkeypatch.setattr(ByteParser, "get_stop_token_ids", lambda self: stops)
+    run = run_scripted(is_begun=False)
+    assert isinstance(run.error, PluginError)
+    assert f"it returned {stops!r}; return the ids that end a turn" in str(run.error)
 
 
 @pytest.mark.slow
