@@ -116,7 +116,7 @@ def default_capabilities(provided: Provided[BackendProvider], plugins: PluginMan
         sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
     with provided.at_work("its capabilities()", found):
         declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
-    return provided.checked("capabilities()", declared, Capabilities)
+    return provided.checked("its capabilities()", declared, Capabilities)
 
 
 def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

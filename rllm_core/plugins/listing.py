@@ -79,7 +79,7 @@ class Provided(Generic[ProviderT]):
                 error.frames = (frame,)  # type: ignore[union-attr]
             raise PluginError(f"{self.label}: {what} failed: {located(error, self.plugin.package)}") from error
 
-    def checked(self, what: str, returned: object, contract: type[ReturnedT]) -> ReturnedT:
+    def checked(self, what: str, returned: ReturnedT, contract: type[Any]) -> ReturnedT:
         """Returns what a call of the provider's code returned.
 
         Args:
