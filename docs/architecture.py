@@ -50,6 +50,7 @@ ROOMS = (
             "messages",
             "tokens",
             "records",
+            "returned",
             "media",
             "sampling",
             "step_differences",

@@ -24,11 +24,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from rllm_core.errors import RunError
 from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contract
+from rllm_core.returned import finite_numbers, json_object
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:
@@ -281,3 +283,29 @@ class BackendProtocol(ABC, Generic[BatchT]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the result of `state_dict`; called before `load_checkpoint`."""
+
+
+def checked_update(backend: BackendProtocol[Any], returned: object) -> UpdateResult:
+    """Checks the return value of `BackendProtocol.update_policy`, and returns it with its metrics as floats.
+
+    Raises:
+        RunError: If it is not an `UpdateResult`, or has a metric that is not a finite number.
+    """
+    try:
+        if not isinstance(returned, UpdateResult) or not isinstance(returned.tokens, Mapping):
+            raise ValueError(f"update_policy() returned {returned!r:.80}; return an UpdateResult")
+        return replace(returned, metrics=finite_numbers(returned.metrics, "update_policy()"))
+    except ValueError as error:
+        raise RunError(f"backend {backend.name!r}: {error}") from error
+
+
+def checked_state(backend: BackendProtocol[Any], returned: object) -> dict[str, Any]:
+    """Checks the return value of `BackendProtocol.state_dict`, and returns it.
+
+    Raises:
+        RunError: If a checkpoint would not restore it unchanged.
+    """
+    try:
+        return json_object(returned, "state_dict()")
+    except ValueError as error:
+        raise RunError(f"backend {backend.name!r}: {error}") from error

@@ -13,7 +13,6 @@ import contextvars
 import copy
 import functools
 import inspect
-import json
 import logging
 import sys
 import time
@@ -33,6 +32,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
+from rllm_core.returned import json_object
 from rllm_core.text import MAX_TEXT_CHARACTERS, printable_lines
 from rllm_core.third_party_calls import CallThread, DeadlineExceeded, within
 
@@ -106,7 +106,7 @@ class Observers:
         for implementation in implementations:
             plugin = implementation.plugin
             if plugin not in answers and plugin not in self.disabled:
-                answers[plugin] = await self._call(SAVE, implementation, {"state": state}, _json_object)
+                answers[plugin] = await self._call(SAVE, implementation, {"state": state}, _state)
         return answers
 
     async def load_states(self, state: object, saved: Mapping[str, dict[str, Any]]) -> set[str]:
@@ -245,21 +245,10 @@ def _lines(answer: object) -> list[str]:
     return [printable_lines(line[:MAX_TEXT_CHARACTERS].replace("\n", " ")) for line in found[:MAX_LINES]]
 
 
-def _json_object(answer: object) -> dict[str, Any] | None:
+def _state(answer: object) -> dict[str, Any] | None:
     """Returns a copy of a plugin's state.
 
     Raises:
-        TypeError: If it is not a JSON object, or would not survive a round trip through JSON.
+        ValueError: If a checkpoint would not restore it unchanged.
     """
-    if answer is None:
-        return None
-    allowed = "None, or a dict with string keys and JSON values (no tuples, finite numbers only)"
-    if not isinstance(answer, dict):
-        raise TypeError(f"it must return {allowed}; got {answer!r:.80}")
-    try:
-        copied: dict[str, Any] = json.loads(json.dumps(answer, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"its result is not JSON ({error}); it must return {allowed}") from error
-    if copied != answer:
-        raise TypeError(f"its result changes in a round trip through JSON; it must return {allowed}")
-    return copied
+    return None if answer is None else json_object(answer, f"{SAVE}()")

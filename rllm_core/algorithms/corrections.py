@@ -23,6 +23,7 @@ from rllm_core.moved import moved_names
 __getattr__ = moved_names(__name__)
 
 MAX_LOG_RATIO = 20.0
+MAX_WEIGHT = float(np.finfo(np.float32).max)  # advantages are float32
 
 Weights = npt.NDArray[np.float64]
 LogRatios = npt.NDArray[np.float64]
@@ -73,15 +74,15 @@ class Corrections:
             task_ids: ``(sequences,)`` task ids for errors.
 
         Raises:
-            RunError: If a correction fails, or its weights are not finite, negative, or not one per token.
+            RunError: If a correction fails, or its weights are not finite in a float32, negative, or not one per token.
         """
         clamped = np.clip(np.asarray(log_ratios, np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
         product = np.ones_like(clamped)
         for correction in self.corrections:
             weights = correction.attempt(_weights, correction, clamped, starts)
-            wrong = None if weights.shape != clamped.shape else np.flatnonzero(~np.isfinite(weights) | (weights < 0))
+            wrong = None if weights.shape != clamped.shape else np.flatnonzero(~(weights <= MAX_WEIGHT) | (weights < 0))
             if wrong is None or wrong.size:
-                what = f"{correction.label} must return one finite weight >= 0 per token"
+                what = f"{correction.label} must return one finite weight >= 0 per token, as a float32"
                 if wrong is not None and task_ids is not None:
                     what = f"task {task_ids[np.searchsorted(starts, wrong[0], 'right') - 1]!r}: {what}"
                 raise RunError(what)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -116,34 +114,3 @@ def checked_positions(returned: object, n: int, tasks: Sequence[Task]) -> list[i
         if isinstance(position, bool) or not isinstance(position, Integral) or not 0 <= int(position) < len(tasks):
             raise ValueError(f"next({n}) returned position {position!r:.80} of {len(tasks)} tasks")
     return [int(position) for position in returned]
-
-
-def checked_metrics(returned: object) -> dict[str, float]:
-    """Checks the return value of `TaskSampler.metrics`, and returns its numbers as floats.
-
-    Raises:
-        ValueError: If the value is not a mapping to finite numbers.
-    """
-    if not isinstance(returned, Mapping):
-        raise ValueError(f"metrics() returned {type(returned).__name__}, not a mapping of names to numbers")
-    for name, value in returned.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise ValueError(f"metrics() has {name!r:.80} = {value!r:.80}; return numbers")
-    return {str(name): float(value) for name, value in returned.items()}
-
-
-def checked_state(returned: object) -> Mapping[str, Any]:
-    """Checks the return value of `TaskSampler.state_dict`, and returns it.
-
-    Raises:
-        ValueError: If the value is not a JSON object that a checkpoint restores unchanged.
-    """
-    try:
-        restored = json.loads(json.dumps(returned, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"state_dict() returned a value that is not JSON: {error}") from error
-    if not isinstance(returned, dict) or restored != returned:
-        raise ValueError(
-            f"state_dict() returned {returned!r:.80}; return a dict with string keys and JSON values, without tuples"
-        )
-    return returned

@@ -11,7 +11,7 @@ abandoned yields a large but finite number. ``A`` is the token's advantage, incl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -93,15 +93,40 @@ def losses_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor:
     """``(tokens,)`` result of a loss, checked because torch would silently broadcast a wrong shape.
 
     Raises:
-        RunError: If the loss fails, or does not return one finite loss per token for finite log-probabilities.
+        RunError: If the loss fails, changes its inputs, or does not return one finite loss per token for finite
+            log-probabilities, with a gradient. Also in the backward pass, if that gradient is not finite.
     """
+    is_finite = bool(torch.isfinite(inputs.logprobs.detach()).all())
+    if inputs.logprobs.requires_grad:
+        # A copy, so that the gradient that reaches it is that of the loss alone.
+        inputs = replace(inputs, logprobs=inputs.logprobs.clone())
+        if is_finite:
+            inputs.logprobs.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: _check_gradient(loss, gradient)
+            )
+    given = [value for value in vars(inputs).values() if isinstance(value, torch.Tensor)]
+    versions = [value._version for value in given]
     losses = loss.attempt(loss, inputs)
+    if [value._version for value in given] != versions:
+        raise RunError(f"{loss.label} changed its inputs in place; let it compute new tensors")
     if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
         raise RunError(f"{loss.label} must return one loss per token, {tuple(inputs.logprobs.shape)}, not {found}")
-    if not torch.isfinite(losses.detach()).all() and torch.isfinite(inputs.logprobs.detach()).all():
+    if not losses.is_floating_point():
+        raise RunError(f"{loss.label} must return floating-point losses, not {losses.dtype}")
+    if is_finite and not torch.isfinite(losses.detach()).all():
         raise RunError(f"{loss.label} returned losses that are not finite")
+    if inputs.logprobs.requires_grad and not losses.requires_grad:
+        raise RunError(
+            f"{loss.label} returned losses without a gradient; compute them from inputs.logprobs, without detach(), "
+            "item() or torch.no_grad()"
+        )
     return losses
+
+
+def _check_gradient(loss: PolicyLoss, gradient: torch.Tensor) -> None:
+    if not torch.isfinite(gradient).all():
+        raise RunError(f"{loss.label} returned finite losses whose gradient is not finite")
 
 
 def clipped_of(loss: PolicyLoss, inputs: LossInputs) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from rllm_core.assembly.resolution import Resolved
@@ -22,7 +22,13 @@ def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
     provided = resolved.parsers[name]
     parser_class: type[BaseParser] = resolved.plugins.load(provided)
     with provided.at_work("from_model", parser_class):
-        return parser_class.from_model(model, resolved.config.plugins.get(name))
+        parser = parser_class.from_model(model, resolved.config.plugins.get(name))
+    provided.checked("from_model()", parser, BaseParser)
+    with provided.at_work("get_stop_token_ids", parser_class):
+        stops = parser.get_stop_token_ids()
+        if not isinstance(stops, Collection) or not stops or not all(type(stop) is int and stop >= 0 for stop in stops):
+            raise TypeError(f"it returned {stops!r:.80}; return the ids that end a turn, at least one")
+    return parser
 
 
 def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
@@ -52,7 +58,8 @@ def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> Roll
     if section is not None and name != found.name:  # selected as distribution/name
         config = config.model_copy(update={"plugins": {**config.plugins, found.name: section}})
     with resolved.engines[name].at_work("from_config", found):
-        return found.from_config(config, parser)
+        engine = found.from_config(config, parser)
+    return resolved.engines[name].checked("from_config()", engine, RolloutEngine)
 
 
 @asynccontextmanager

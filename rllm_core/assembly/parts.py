@@ -101,7 +101,8 @@ class Parts:
         what = f"init_rollout_engine of backend {self.config.backend!r}"
         with patience(seconds):  # a parser may have to download or create its model first
             parser = self.parser()
-        return await within(seconds, what, self.backend.init_rollout_engine(parser))
+        engine = await within(seconds, what, self.backend.init_rollout_engine(parser))
+        return self.resolved.backend.checked("init_rollout_engine()", engine, RolloutEngine)
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
@@ -135,7 +136,8 @@ def parts_of(resolved: Resolved) -> Parts:
             "(rllm-core export-model), and set model.path to the exported model"
         )
     algorithm, scorer = Algorithm.of(resolved), scorer_of(resolved)
-    capabilities = chosen_backend.capabilities(config)
+    with provided.at_work("capabilities", chosen_backend):
+        capabilities = provided.checked("capabilities()", chosen_backend.capabilities(config), Capabilities)
     check_imitation(resolved, capabilities, algorithm, workflow)
     check_support(config, capabilities, algorithm, plugins)
     tasks = Tasks(workflow, config.workflow)
@@ -151,7 +153,7 @@ def parts_of(resolved: Resolved) -> Parts:
         backend = chosen_backend(config, plugins)
     backend.warm_start = warm_start_of(workflow, config.workflow)
     with provided.at_work("validate_config", chosen_backend):
-        not_checked = backend.validate_config()
+        not_checked = provided.checked("validate_config()", backend.validate_config(), list)
     notes = [*resolved.notes, *kl_notes(config.algorithm.kl), *price_notes(config.costs)]
     if not workflow.samples and len(tasks.of("train")) < ENDLESS:
         rows, trained = len(tasks.of("train")), config.training.steps * config.training.groups_per_step

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllm_core.algorithms.task_sampler import TaskSampler, checked_state
+from rllm_core.algorithms.task_sampler import TaskSampler
 from rllm_core.assembly.components import create
 from rllm_core.assembly.resolution import Resolved
+from rllm_core.returned import json_object
 from rllm_core.types import Task
 
 
@@ -28,5 +29,5 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
         "training.sampler_options",
     )
     sampler.attempt(sampler.begin, tasks, training.seed)
-    sampler.checked(checked_state, sampler.attempt(sampler.state_dict))  # before hours of training
+    sampler.checked(json_object, sampler.attempt(sampler.state_dict), "state_dict()")  # before hours of training
     return sampler

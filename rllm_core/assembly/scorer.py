@@ -90,7 +90,8 @@ async def open_scorer_engine(
             )
         seconds = resolved.config.training.backend_timeout_seconds
         what = f"init_reference_engine of backend {resolved.config.backend!r}"
-        yield await within(seconds, what, backend.init_reference_engine())
+        engine = await within(seconds, what, backend.init_reference_engine())
+        yield resolved.backend.checked("init_reference_engine()", engine, RolloutEngine)
         return
     if scorer is None or scorer.model is None:
         yield None

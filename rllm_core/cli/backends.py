@@ -116,10 +116,7 @@ def default_capabilities(provided: Provided[BackendProvider], plugins: PluginMan
         sections[record.name] = validated(plugins.load(provided, record.config), {}, record.name, ())
     with provided.at_work("its capabilities()", found):
         declared = found.capabilities(RunConfig(workflow="any", backend=record.name, plugins=sections))
-    if not isinstance(declared, Capabilities):
-        label = f"backend {record.name!r} ({provided.plugin.label})"
-        raise PluginError(f"{label}: its capabilities() returned {declared!r:.80}, not rllm_core.backend.Capabilities")
-    return declared
+    return provided.checked("its capabilities()", declared, Capabilities)
 
 
 def matrix(capabilities: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

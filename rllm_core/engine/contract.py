@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rllm_core.parser.returned import parsed, rendered
 from rllm_core.types import (
     Floats,
     MessageLike,
@@ -17,7 +18,6 @@ from rllm_core.types import (
     TokenIds,
     TokenInput,
     TokenOutput,
-    token_ids,
     with_media,
 )
 
@@ -197,7 +197,7 @@ class RolloutEngine(ABC):
         """Samples the next message: renders, samples, assembles. Engines that take messages only override this."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to render messages with")
-        prompt_ids = token_ids(self.parser.render(messages, tools=tools))
+        prompt_ids = rendered(self.parser, messages, tools=tools)
         media = self.parser.place_media(prompt_ids, messages)
         output = await self.get_token_output_from_token_input(
             with_media(prompt_ids, media), sampling_params=sampling_params, seed=seed, is_validation=is_validation
@@ -215,9 +215,9 @@ class RolloutEngine(ABC):
         """Combines a prompt (with placeholders for media) and its sampled completion into one output."""
         if self.parser is None:
             raise EngineError(f"engine {self.name!r} has no parser to read completions with")
-        parsed = self.parser.parse_completion(token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
+        said = parsed(self.parser, token_output.token_ids, prompt_ids=prompt_ids, tools=tools)
         return ModelOutput(
-            message=parsed.to_message(),
+            message=said.to_message(),
             prompt_ids=prompt_ids,
             prompt_media=media,
             completion_ids=token_output.token_ids,

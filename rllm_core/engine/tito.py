@@ -105,7 +105,7 @@ class TITOCompleter(Completer):
                     is_validation=self.is_validation,
                 )
                 if not isinstance(output, TokenOutput):
-                    raise TypeError(f"{described(self.engine)} returned {type(output).__name__}, not a TokenOutput")
+                    raise EngineError(f"{described(self.engine)} returned {type(output).__name__}, not TokenOutput")
             except BaseException:
                 self.scope.tally.add(SAMPLING, 1, unmetered=1)
                 raise

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from rllm_core.engine import EngineError, Terminated
-from rllm_core.errors import PluginError
+from rllm_core.errors import PluginError, RefusedConversation
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.limits.timeouts import Escaped, contained
 from rllm_core.plugins.blame import blamed, defined_at
+from rllm_core.text import printable
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_formed
 
 MAX_TRACEBACK_CHARACTERS = 8000
@@ -62,7 +63,9 @@ def failure_of(error: BaseException) -> RolloutFailed:
         return RolloutFailed(TerminationReason.ERROR, str(error), is_final=True)
     raised = error.__cause__ if isinstance(error, Escaped) and error.__cause__ is not None else error
     trace = well_formed("".join(traceback.format_exception(raised)))[-MAX_TRACEBACK_CHARACTERS:]
-    return RolloutFailed(TerminationReason.ERROR, blamed(raised), traceback=trace, is_final=_is_final(error))
+    # The message of a refusal says who refused; the line of the workflow's call did nothing wrong.
+    what = printable(str(raised)) if isinstance(raised, RefusedConversation) else blamed(raised)
+    return RolloutFailed(TerminationReason.ERROR, what, traceback=trace, is_final=_is_final(error))
 
 
 def _is_final(error: BaseException) -> bool:

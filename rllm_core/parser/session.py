@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from rllm_core.errors import RefusedConversation
 from rllm_core.parser.appended import Appended, ids_after
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserInterface, ToolSpec
+from rllm_core.parser.returned import checked_ids, parsed, rendered
 from rllm_core.parser.same_message import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
@@ -28,7 +30,6 @@ from rllm_core.types import (
     TokenIds,
     TokenLog,
     freeze,
-    is_id_array,
     message,
     snapshot,
     token_ids,
@@ -224,8 +225,8 @@ class ParserSession:
         pending = self._pending
         if pending is None:
             raise RuntimeError("call next_prompt() before record()")
-        parsed = self.parser.parse_completion(completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
-        answer = parsed.to_message(turn=f"{self.call_prefix}{self.stats.turns}")
+        found = parsed(self.parser, completion, prompt_ids=pending.turn.prompt_ids, tools=pending.tools)
+        answer = found.to_message(turn=f"{self.call_prefix}{self.stats.turns}")
         self._answer = self._sampled(message(answer), (completion,))
         if pending.turn.segment != self._segment:
             self._closed.append((self._tokens, self._spans))
@@ -239,7 +240,7 @@ class ParserSession:
         self._clean_stop = self._ends_at_first_stop(completion)
         self._pending = None
         self.stats.turns += 1
-        return parsed
+        return found
 
     def discard(self) -> None:
         """Drops the prompt that waits for its completion, if any, and restores the session's previous state."""
@@ -261,15 +262,15 @@ class ParserSession:
     def _continue(self, view: MessageView, new: list[FrozenDict], tools: FrozenList | None) -> tuple[Turn, TokenLog]:
         """Returns the prompt of a later turn, and its log: the session's own log if the turn continues it exactly."""
         reason, tail = self._compare(view, new, tools)
-        rendered: Sequence[int] | TokenIds | None = None
+        whole: TokenIds | None = None
         if reason is None:
             known = len(self._tokens)
             said = self._tokens.view(0, self._answer_span[0]), self._tokens.view(self._answer_span[0], known)
             self.stats.bridge_attempts += 1
             bridged = self.parser.bridge_to_next_turn(*said, tail, tools=tools)
             ids: Any = self._rendered(view, tools) if bridged is None else bridged
-            if type(ids) is not Appended and not is_id_array(ids):
-                ids = token_ids(ids)
+            if type(ids) is not Appended:
+                ids = checked_ids(self.parser, "bridge_to_next_turn", ids)
             new_ids = ids_after(*said, ids)
             if new_ids is not None:
                 media = self._media + self.parser.place_media(ids, tail, start=known)
@@ -278,24 +279,22 @@ class ParserSession:
                 self.stats.bridged += bridged is not None
                 self.stats.rendered += bridged is None
                 return Turn(self._tokens.ids, self._segment, None, media, control_tokens), self._tokens
-            reason, rendered = (
-                (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
-            )
+            reason, whole = (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
         if self.on_break == "raise":
             self.stats.count_break(reason)
             raise SegmentBreak(reason)
-        opened = self._open(view, tools, reason, tail or view, rendered)
+        opened = self._open(view, tools, reason, tail or view, whole)
         self.stats.count_break(reason)
         return opened
 
-    def _rendered(self, view: MessageView, tools: FrozenList | None) -> Sequence[int] | TokenIds:
+    def _rendered(self, view: MessageView, tools: FrozenList | None) -> TokenIds:
         """Renders the whole conversation. Model output does not become control tokens that the model did not sample.
 
         Assistant messages before the first completion are examples, whose author is trusted.
         """
         if self._answer is None:
             self._examples = [one for one in view if one["role"] == "assistant"]
-            return self.parser.render(view, tools=tools)
+            return rendered(self.parser, view, tools=tools)
         inherited = self._inherited() if self._inherited is not None else ()
         if inherited:
             self._examples = [one for one in inherited[0].messages if one["role"] == "assistant"]
@@ -306,7 +305,7 @@ class ParserSession:
             one if one["role"] != "assistant" or one in (self._examples or ()) else self._sampled(one, completions)
             for one in view
         ]
-        return self.parser.render(MessageView(written), tools=tools)
+        return rendered(self.parser, MessageView(written), tools=tools)
 
     def _sampled(self, said: FrozenDict, completions: Sequence[TokenIds]) -> FrozenDict:
         """Marks a message as model output if its text spells control tokens."""
@@ -346,10 +345,10 @@ class ParserSession:
         tools: FrozenList | None,
         reason: BreakReason | None = None,
         new: Sequence[MessageLike] | None = None,
-        rendered: Sequence[int] | TokenIds | None = None,
+        whole: TokenIds | None = None,
     ) -> tuple[Turn, TokenLog]:
         """Returns the first prompt of a segment, and its log."""
-        tokens = TokenLog(self._rendered(view, tools) if rendered is None else rendered)
+        tokens = TokenLog(self._rendered(view, tools) if whole is None else whole)
         prompt_ids = tokens.ids
         media = self.parser.place_media(prompt_ids, view)
         control_tokens = self._count_control_tokens(view if new is None else new)
@@ -359,7 +358,9 @@ class ParserSession:
     def _count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
         counted = self.parser.count_control_tokens(messages)
         if type(counted) is not int or counted < 0:
-            raise ValueError(f"count_control_tokens() must return an integer >= 0, got {counted!r}")
+            raise RefusedConversation(
+                f"parser {self.parser.name!r}: count_control_tokens() must return an integer >= 0, got {counted!r}"
+            )
         return counted
 
 

@@ -13,6 +13,7 @@ from rllm_core.plugins.discovery import Candidate
 from rllm_core.providers import Provider
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
+ReturnedT = TypeVar("ReturnedT")
 Status = Literal["available", "loaded", "disabled", "broken", "conflict"]
 
 
@@ -76,10 +77,27 @@ class Provided(Generic[ProviderT]):
             frame = definition(code)
             if place_of(error) is None and frame is not None:
                 error.frames = (frame,)  # type: ignore[union-attr]
-            kind, name = self.record.kind, self.record.name
-            raise PluginError(
-                f"{kind} {name!r} ({self.plugin.label}): {what} failed: {located(error, self.plugin.package)}"
-            ) from error
+            raise PluginError(f"{self.label}: {what} failed: {located(error, self.plugin.package)}") from error
+
+    def checked(self, what: str, returned: ReturnedT, contract: type[Any]) -> ReturnedT:
+        """Returns what a call of the provider's code returned.
+
+        Args:
+            what: Name of the call, for the message.
+            returned: Its return value.
+            contract: Class that the value must be an instance of.
+
+        Raises:
+            PluginError: If the value is not an instance of it.
+        """
+        if not isinstance(returned, contract):
+            raise PluginError(f"{self.label}: {what} returned {returned!r:.80}, not {contract.__name__}")
+        return returned
+
+    @property
+    def label(self) -> str:
+        """Kind, name and distribution, for messages."""
+        return f"{self.record.kind} {self.record.name!r} ({self.plugin.label})"
 
     @property
     def qualified(self) -> str:

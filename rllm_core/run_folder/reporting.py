@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_core.config import RunConfig
+from rllm_core.errors import RunError
 from rllm_core.run_folder import answers_table
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
@@ -15,6 +16,8 @@ from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.results import ConsumedGroup, StartedRollout, ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.types import Episode, TrainingSample
+
+POSITION = ("step", "epoch", "weight_version")  # with which each line of metrics starts
 
 
 class Reporter:
@@ -80,6 +83,10 @@ class Reporter:
         if self.config.teacher.engine:
             record_teacher(self.metrics, consumed)
         for name, value in backend_metrics.items():
+            if name in CORE_METRICS or name in POSITION:
+                raise RunError(
+                    f"backend {self.config.backend!r} reports metric {name!r}, a name of the core; rename it"
+                )
             self.metrics.record(name, value, reduction="last")
 
     def _look_for_roles(self, found: set[str]) -> None:
@@ -101,12 +108,8 @@ class Reporter:
         Returns:
             The metrics of the step.
         """
-        metrics = {
-            "step": step,
-            "epoch": max(item.epoch for item in consumed),
-            "weight_version": weight_version,
-            **self.metrics.flush(),
-        }
+        epoch = max(item.epoch for item in consumed)
+        metrics = dict(zip(POSITION, (step, epoch, weight_version), strict=True)) | self.metrics.flush()
         rate = metrics["sampled_tokens"] / max(pace["step_seconds"] or 0.0, 1e-9)
         timings = {"step": step, **pace, "tokens_per_second": rate}
         self.run_dir.lines["metrics"].write(metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from typing import Literal
 
 import numpy as np
@@ -95,7 +95,7 @@ class Crediting:
         flat = [sample for place in stale for sample in samples[place]]
         if not flat:
             return result
-        current = iter(await self._compute_logprobs(flat, "current"))
+        current = iter(await self.logprobs(flat, "current"))
         for place in stale:
             result[place] = with_tokens(groups[place], [next(current) for _ in samples[place]], _compared)
         return result
@@ -105,8 +105,8 @@ class Crediting:
         kl = self.config.algorithm.kl
         samples = [training_samples(group, _zeros(group)) for group in groups]
         flat = [sample for of_group in samples for sample in of_group]
-        current = await self._logprobs(flat, "current")
-        reference = await self._logprobs(flat, "reference")
+        current = await self.logprobs(flat, "current")
+        reference = await self.logprobs(flat, "reference")
         penalties = iter(
             [
                 (-kl.coefficient * kl_estimate(mine, theirs, kl.estimator)).astype(np.float32)
@@ -118,18 +118,16 @@ class Crediting:
             for group, of_group in zip(groups, samples, strict=True)
         ]
 
-    async def _logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
+    async def logprobs(self, samples: Sequence[TrainingSample], policy: Policy) -> list[Floats]:
         """Gets log-probabilities from the backend and checks that there is one per sampled token.
 
         Raises:
             RunError: If the number differs; the message names the task.
         """
         computed = await self._compute_logprobs(samples, policy)
-        if len(computed) != len(samples):
-            raise RunError(
-                f"compute_logprobs({policy!r}) of the backend returned {len(computed)} arrays for "
-                f"{len(samples)} samples"
-            )
+        if not isinstance(computed, Sized) or len(computed) != len(samples):
+            found = f"{len(computed)} arrays" if isinstance(computed, Sized) else type(computed).__name__
+            raise RunError(f"compute_logprobs({policy!r}) of the backend returned {found} for {len(samples)} samples")
         return [self._checked(sample, values, policy) for sample, values in zip(samples, computed, strict=True)]
 
     def _checked(self, sample: TrainingSample, computed: Floats, policy: Policy) -> Floats:
@@ -158,7 +156,7 @@ class Crediting:
             return samples
         algorithm = self.config.algorithm
         if algorithm.proximal_policy == "forward" and not self._forward_is_proximal:
-            proximal = await self._logprobs(samples, "proximal")
+            proximal = await self.logprobs(samples, "proximal")
             samples = [_with(s, proximal_logprobs=known) for s, known in zip(samples, proximal, strict=True)]
             samples = self._weighted(samples, int(proximal_version))
         elif algorithm.proximal_policy == "forward":
@@ -167,7 +165,7 @@ class Crediting:
             step = 1 / self.config.training.trigger_parameter_sync_step
             samples = [_with(s, proximal_fractions=_fractions(s, proximal_version, step)) for s in samples]
         if self._kl_in == "loss":
-            reference = await self._logprobs(samples, "reference")
+            reference = await self.logprobs(samples, "reference")
             samples = [_with(s, reference_logprobs=known) for s, known in zip(samples, reference, strict=True)]
         return samples
 

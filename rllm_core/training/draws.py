@@ -7,14 +7,8 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from rllm_core.algorithms.task_sampler import (
-    GroupResult,
-    Outcome,
-    TaskSampler,
-    checked_metrics,
-    checked_positions,
-    checked_state,
-)
+from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, checked_positions
+from rllm_core.returned import finite_numbers, json_object
 from rllm_core.training.group import Group
 from rllm_core.types import Task
 
@@ -114,7 +108,7 @@ class TaskDraws:
         Raises:
             RunError: If they are not finite numbers by name.
         """
-        found = self._sampler.checked(checked_metrics, self._sampler.attempt(self._sampler.metrics))
+        found = self._sampler.checked(finite_numbers, self._sampler.attempt(self._sampler.metrics), "metrics()")
         return {f"sampler/{name}": value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,7 +117,7 @@ class TaskDraws:
         Raises:
             RunError: If the sampler's state is not JSON.
         """
-        state = self._sampler.checked(checked_state, self._sampler.attempt(self._sampler.state_dict))
+        state = self._sampler.checked(json_object, self._sampler.attempt(self._sampler.state_dict), "state_dict()")
         ended = {result.ordinal for result in self._results}
         return {
             "drawn": self._drawn,

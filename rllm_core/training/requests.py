@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -296,15 +296,18 @@ class RequestMerger:
             if not deadline.expired:
                 raise
             raise unanswered(f"engine {self.engine.name!r}", self._timer.seconds) from error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise EngineError(f"engine {self.engine.name!r} cancelled the call itself") from error
         finally:
             self._slots.give_back()
         # Without a wait, the answer came from the task that continues now, so no other answers arrive with it.
         if deadline.begun and (next_round := self._slices.wait()) is not None:
             await next_round
-        if len(outputs) != len(seeds):
-            raise EngineError(
-                f"engine {self.engine.name!r} returned {len(outputs)} completions instead of {len(seeds)}"
-            )
+        if not isinstance(outputs, Sequence) or len(outputs) != len(seeds):
+            found = len(outputs) if isinstance(outputs, Sequence) else type(outputs).__name__
+            raise EngineError(f"engine {self.engine.name!r} returned {found} instead of {len(seeds)} completions")
         self._garbage.answered(len(outputs))
         return outputs
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rllm_core.backend import checked_state
+from rllm_core.errors import RunError
 from rllm_core.limits.timeouts import in_thread
 from rllm_core.observers import LOAD
 from rllm_core.run_folder import checkpoint
@@ -46,6 +48,12 @@ class Saving:
         buffered = await in_thread(parts.buffer.write, folder / "buffer.jsonl")
         # After the buffer, so that no plugin state is older than the saved groups.
         answers = {**self._carried, **await parts.observers.save_states(parts.state())}
+        backend_state = checked_state(parts.backend, parts.backend.state_dict())
+        if not backend_state and not any(backend_folder.rglob("*")):
+            raise RunError(
+                f"backend {parts.backend.name!r}: save_checkpoint() wrote nothing and state_dict() is empty, so the "
+                "run could not be resumed"
+            )
         parts.reporter.event("checkpoint", step=position.step)
         state = {
             "step": position.step,
@@ -57,7 +65,7 @@ class Saving:
             "recording": parts.recording.state_dict(),
             "dearest": dict(parts.budget.dearest),
             "validations": [validation.to_dict() for validation in position.validations],
-            "backend": parts.backend.state_dict(),
+            "backend": backend_state,
             "plugins": {name: answer for name, answer in answers.items() if answer is not None},
             "offsets": self.run_dir.sync(),
         }

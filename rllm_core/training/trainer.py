@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rllm_core.backend import OptimizerStep, Policy, UpdateResult
+from rllm_core.backend import OptimizerStep, Policy, UpdateResult, checked_update
 from rllm_core.costs import LOGPROBS, TRAINING, Tally, collecting
 from rllm_core.errors import RunError
 from rllm_core.limits.timeouts import stop, watch
@@ -211,8 +211,9 @@ class Trainer:
             trajectories=sum(len(group.trajectories) for item in self.ledger.consumed for group in item.groups),
         )
         with self.pace.spending("training"):
-            # No samples, no update: Adam's state from earlier steps would still move the weights.
-            result = await self.backend.update_policy(planned) if samples else UpdateResult()
+            result = UpdateResult()
+            if samples:  # otherwise, Adam's state from earlier steps would still move the weights
+                result = checked_update(self.backend, await self.backend.update_policy(planned))
         parts.position.step = step
         self.generation.groups_since_step = 0
         trained = self.ledger.train(planned)
@@ -342,7 +343,7 @@ class Trainer:
         logprobs: list[Floats] = []
         for start in range(0, len(samples), self.config.training.groups_per_step):
             part = samples[start : start + self.config.training.groups_per_step]
-            logprobs += await self._compute_logprobs(part, "current")
+            logprobs += await self.crediting.logprobs(part, "current")
         if takes_turns:
             await self.backend.enter_generation()
             self.coordinator.resume()

@@ -60,7 +60,7 @@ def test_what_is_no_token_output_is_refused_where_it_comes_in(toys: SimpleNamesp
             return SimpleNamespace(**output.__dict__) if len(self.calls) == 1 else output
 
     completer = TITOCompleter(Careless(toys.BridgingParser(), [toys.letters("one"), toys.letters("two")]))
-    with pytest.raises(TypeError, match=r"engine 'list' \(Careless\) returned SimpleNamespace, not a TokenOutput"):
+    with pytest.raises(EngineError, match=r"engine 'list' \(Careless\) returned SimpleNamespace, not TokenOutput"):
         play(completer)
     assert play(completer)[0].text == "two", "nothing of it was kept"
 

@@ -17,7 +17,7 @@ import torch
 import rllm_devkit.scripted_plugin
 from rllm_core import providers
 from rllm_core.algorithms.corrections import Correction, Corrections
-from rllm_core.algorithms.torch_losses import LossInputs, losses_of
+from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, losses_of
 from rllm_core.assembly.components import configured
 from rllm_core.assembly.parts import Parts, assemble
 from rllm_core.assembly.resolution import load_run_config
@@ -226,6 +226,34 @@ def test_a_loss_that_goes_wrong_is_named(scripted: Manager, name: str, expected:
         PluginError, match=r"'no_loss' \(rllm-wrongs 0.2\): .* must be a subclass of .*torch_losses.PolicyLoss"
     ):
         configured(scripted("rllm-wrongs"), providers.PolicyLossProvider, "algorithm.loss", "no_loss", {}, "x")
+
+
+def changes_its_inputs(inputs: LossInputs) -> torch.Tensor:
+    inputs.advantages.mul_(2.0)
+    return -inputs.logprobs
+
+
+@pytest.mark.parametrize(
+    ("lose", "expected"),
+    [
+        (lambda inputs: inputs.logprobs.detach(), "returned losses without a gradient; compute them from inputs"),
+        (lambda inputs: inputs.logprobs > 0, "must return floating-point losses, not torch.bool"),
+        (lambda inputs: inputs.logprobs.double() * 1e300, "returned finite losses whose gradient is not finite"),
+        (lambda inputs: (inputs.logprobs - inputs.logprobs.detach()).sqrt(), "returned finite losses whose gradient"),
+        (changes_its_inputs, "changed its inputs in place"),
+    ],
+)
+def test_a_loss_that_would_train_nothing_or_ruin_the_step_is_named(
+    lose: Callable[[LossInputs], torch.Tensor], expected: str
+) -> None:
+    class Wrong(PolicyLoss):
+        def __call__(self, inputs: LossInputs) -> torch.Tensor:
+            return lose(inputs)
+
+    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    inputs = LossInputs(logprobs, None, torch.ones(3), torch.zeros(3, dtype=torch.int64), 1)
+    with pytest.raises(RunError, match=f"Wrong {expected}"):
+        losses_of(Wrong(), inputs).sum().backward()
 
 
 def test_a_loss_is_not_blamed_for_a_policy_that_is_lost(scripted: Manager) -> None:

@@ -216,7 +216,7 @@ def test_an_advantage_that_is_no_number(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("thirds")
-@pytest.mark.parametrize("answer", [NAN, INF, -1.0])
+@pytest.mark.parametrize("answer", [NAN, INF, -1.0, 1e300])
 def test_a_weight_that_is_none(run_scripted: RunScripted, monkeypatch: pytest.MonkeyPatch, answer: float) -> None:
     monkeypatch.setattr(Weights, "answer", answer)
     monkeypatch.setattr(ScriptedBackend, "capability_overrides", {"policies": frozenset({"current", "proximal"})})
@@ -252,7 +252,10 @@ IN_LOSS, IN_REWARD = ("algorithm.kl.coefficient=0.1",), ("algorithm.kl.coefficie
 @pytest.mark.parametrize(
     ("policy", "overrides", "wrong"),
     [
-        *(("proximal", ("algorithm.proximal_policy=forward",), wrong) for wrong in (NAN, INF, 0.5, "short", "fewer")),
+        *(
+            ("proximal", ("algorithm.proximal_policy=forward",), wrong)
+            for wrong in (NAN, INF, 0.5, "short", "fewer", "none")
+        ),
         ("reference", IN_LOSS, -INF),
         ("reference", IN_REWARD, NAN),
         ("current", IN_REWARD, NAN),
@@ -269,8 +272,8 @@ def test_a_logprob_of_the_backend_that_is_none(
         computed = [sample.logprobs for sample in samples]
         if asked != policy:
             return computed
-        if wrong == "fewer":
-            return computed[1:]
+        if wrong in ("fewer", "none"):
+            return computed[1:] if wrong == "fewer" else None
         index = next(i for i, sample in enumerate(samples) if sample.group_id in bad_groups)
         computed[index] = computed[index][1:] if wrong == "short" else np.full(len(computed[index]), wrong)
         return computed
@@ -286,5 +289,5 @@ def test_a_logprob_of_the_backend_that_is_none(
     monkeypatch.setattr(launch.Trainer, "__init__", remember)
     run = run_scripted(*ONCE, *overrides)
     assert f"compute_logprobs({policy!r})" in str(run.error)
-    assert wrong == "fewer" or f"task {BAD_TASK!r}" in str(run.error)
+    assert wrong in ("fewer", "none") or f"task {BAD_TASK!r}" in str(run.error)
     assert not trained(run)

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import virtual_clock
+from rllm_core.backend import UpdateResult
 from rllm_core.config import RolloutConfig, RunConfig
 from rllm_core.engine import Completer, EngineError, Terminated
-from rllm_core.errors import ConfigError, RunError, StallError
+from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
 from rllm_core.runs import launch
@@ -21,7 +23,7 @@ from rllm_core.training.group import Group
 from rllm_core.training.rollouts import RolloutKey, RolloutRunner
 from rllm_core.types import Episode, Step, Task, TerminationReason, Trajectory
 from rllm_core.workflow import Workflow
-from rllm_devkit.scripted import Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
+from rllm_devkit.scripted import ByteParser, Script, ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
 
 class Misbehaving(Workflow):
@@ -401,6 +403,76 @@ def test_a_backend_that_does_not_shut_down_is_left_behind(run_scripted: Any, mon
     assert run.error is None
     assert run.summary["status"] == "completed"
     assert run.assembly.left_running
+
+
+NAN = float("nan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("init_rollout_engine", None, "init_rollout_engine() returned None, not RolloutEngine"),
+        ("update_policy", None, "update_policy() returned None; return an UpdateResult"),
+        ("update_policy", UpdateResult([]), "update_policy() returned list, not a mapping"),  # type: ignore[arg-type]
+        ("update_policy", UpdateResult({}, []), "return an UpdateResult"),  # type: ignore[arg-type]
+        ("update_policy", UpdateResult({"loss": NAN}), "update_policy() has 'loss' = nan"),
+        ("update_policy", UpdateResult({"loss": "0.5"}), "update_policy() has 'loss' = '0.5'"),  # type: ignore[dict-item]
+        ("update_policy", UpdateResult({"loss": np.ones(3)}), "update_policy() has 'loss' = array"),  # type: ignore[dict-item]
+        ("update_policy", UpdateResult({"step": 7.0}), "reports metric 'step', a name of the core"),
+        ("update_policy", UpdateResult({"solved": 1.0}), "reports metric 'solved', a name of the core"),
+        ("state_dict", None, "state_dict() returned None; return a dict"),
+        ("state_dict", {"version": np.int64(3)}, "state_dict() returned a value that is not JSON"),
+        ("save_checkpoint", None, "save_checkpoint() wrote nothing and state_dict() is empty"),
+    ],
+)
+def test_a_backend_that_returns_something_else_is_named_and_the_run_can_go_on(
+    run_scripted: Any, method: str, answer: Any, said: str
+) -> None:
+    def wrong(assembly: Any) -> None:
+        async def later(*arguments: Any) -> Any:
+            return answer
+
+        setattr(assembly.backend, method, (lambda: answer) if method == "state_dict" else later)
+
+    began = method != "init_rollout_engine"
+    run = run_scripted(prepare=wrong, is_begun=began)
+    assert isinstance(run.error, UserError)
+    assert str(run.error).startswith("backend 'scripted'")
+    assert said in str(run.error)
+    assert run_scripted(resume=began, path=run.path if began else run.path.with_name("again")).error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("render", "say yes", "render() returned 'say yes', not token ids"),
+        ("render", [-1], "render() returned [-1], not token ids"),
+        ("render", [], "render() returned no token ids"),
+        ("bridge_to_next_turn", ["yes"], "bridge_to_next_turn() returned ['yes'], not token ids"),
+        ("parse_completion", "yes", "parse_completion() returned 'yes', not ParsedCompletion"),
+        ("count_control_tokens", "0", "count_control_tokens() must return an integer >= 0, got '0'"),
+    ],
+)
+def test_a_parser_that_returns_something_else_is_named_instead_of_the_workflow(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch, method: str, answer: Any, said: str
+) -> None:
+    monkeypatch.setattr(ByteParser, method, lambda *_, **options: answer)
+    run = run_scripted("training.validation_rollouts=0", "say_yes.turns=2", "rollout.max_consecutive_failures=20")
+    assert isinstance(run.error, RunError)
+    [failure] = run.summary["failures"]
+    assert failure["error"].startswith(f"parser 'bytes': {said}")
+
+
+@pytest.mark.parametrize("stops", [(), None, "<eos>", ["<eos>"], [-1]])
+def test_a_parser_without_stop_tokens_is_refused(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch, stops: Any
+) -> None:
+    monkeypatch.setattr(ByteParser, "get_stop_token_ids", lambda self: stops)
+    run = run_scripted(is_begun=False)
+    assert isinstance(run.error, PluginError)
+    assert f"it returned {stops!r}; return the ids that end a turn" in str(run.error)
 
 
 @pytest.mark.slow

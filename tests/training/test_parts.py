@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +228,29 @@ def test_a_request_alone_is_stopped_in_the_engine_when_its_rollout_is() -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 3])
-def test_an_engine_that_returns_too_many_answers_has_failed(requests: int) -> None:
-    class Generous(ScriptedEngine):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda outputs: 2 * outputs, "returned {twice} instead of {requests} completions"),
+        (lambda outputs: None, "returned NoneType instead of {requests} completions"),
+        (iter, "returned list_iterator instead of {requests} completions"),
+        (asyncio.CancelledError, "cancelled the call itself"),
+    ],
+)
+def test_an_engine_with_a_wrong_answer_has_failed(requests: int, change: Callable[..., Any], said: str) -> None:
+    class Wrong(ScriptedEngine):
         async def get_token_outputs_from_token_input(self, *args: Any, **options: Any) -> Any:
-            return 2 * await super().get_token_outputs_from_token_input(*args, **options)
+            answer = change(await super().get_token_outputs_from_token_input(*args, **options))
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
 
     async def run() -> None:
-        merger = RequestMerger(Generous(), RolloutConfig(), lockstep=False)
+        merger = RequestMerger(Wrong(), RolloutConfig(), lockstep=False)
         results = await asyncio.gather(*(ask(merger, [1], n) for n in range(requests)), return_exceptions=True)
         for result in results:
             assert isinstance(result, EngineError)
-            assert f"returned {2 * requests} completions instead of {requests}" in str(result)
+            assert said.format(twice=2 * requests, requests=requests) in str(result)
 
     asyncio.run(run())
 

@@ -134,11 +134,11 @@ def test_a_checkpoint_of_a_version_without_plugin_states_is_resumed(run: Run) ->
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([1], "TypeError: it must return None, or a dict with string keys"),
-        ({"level": float("nan")}, "its result is not JSON (Out of range float values"),
-        ({"level": {1, 2}}, "its result is not JSON (Object of type set is not JSON serializable)"),
-        ({3: "level"}, "changes in a round trip through JSON"),
-        ({"levels": (1, 2)}, "changes in a round trip through JSON"),
+        ([1], "ValueError: save_plugin_state() returned [1]; return a dict with string keys"),
+        ({"level": float("nan")}, "returned a value that is not JSON: Out of range float values"),
+        ({"level": {1, 2}}, "returned a value that is not JSON: Object of type set is not JSON serializable"),
+        ({3: "level"}, "return a dict with string keys"),
+        ({"levels": (1, 2)}, "JSON values, without tuples"),
         (RuntimeError("lost it"), "RuntimeError: lost it"),
     ],
 )

@@ -216,7 +216,7 @@ HIDDEN = torch.ones((), dtype=torch.float64, requires_grad=True)
     [
         (losing(lambda i: (-i.logprobs * i.advantages).mean()), "shapes", "must return one loss per token"),
         (losing(lambda i: (-i.logprobs * i.advantages)[:, None]), "shapes", "must return one loss per token"),
-        (losing(lambda i: -i.logprobs.detach() * i.advantages), "shapes", "the losses have no gradient"),
+        (losing(lambda i: -i.logprobs.detach() * i.advantages), "shapes", "returned losses without a gradient"),
         (losing(lambda i: -HIDDEN * i.advantages), "shapes", "does not go through inputs.logprobs"),
         (losing(lambda i: -HIDDEN * i.logprobs * i.advantages), "gradient", "does not come from inputs.logprobs"),
         (losing(lambda i: i.logprobs * i.advantages), "gradient", "must raise the probability of tokens"),
@@ -229,7 +229,7 @@ HIDDEN = torch.ones((), dtype=torch.float64, requires_grad=True)
             "on how a step is split",
         ),
         (losing(lambda i: -i.log_ratios() * i.advantages), "old log-probabilities", "unknown"),
-        (losing(forgetful), "no side effects", "it modifies the tensors"),
+        (losing(forgetful), "no side effects", "changed its inputs in place"),
         (
             losing(lambda i: -i.logprobs * i.advantages, clipped=lambda self, inputs: 3),
             "shapes",
