@@ -140,7 +140,7 @@ class RunDir:
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         except ValueError as error:
-            raise RunError(f"{path} is damaged: {error}; restore the file from a copy") from error
+            raise RunError(f"{self.named / name} is damaged: {error}; restore the file from a copy") from error
 
     def sync(self) -> dict[str, int]:
         """Syncs all lines to disk and returns the files' lengths in bytes."""
