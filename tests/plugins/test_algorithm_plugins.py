@@ -145,6 +145,7 @@ def test_a_name_that_two_packages_have_must_say_whose(scripted: Manager) -> None
         (["algorithm.name=lax_options"], "or unknown keys would be ignored"),
         (["algorithm.loss=no_loss"], "must be a subclass of rllm_core.algorithms.torch_losses.PolicyLoss"),
         (["algorithm.name=cannot_be_made"], "cannot be created: rllm_wrongs/estimators.py:20: KeyError: 'ABACUS_HOME'"),
+        (["algorithm.name=exits_when_made"], "cannot be created: rllm_wrongs/estimators.py:71: SystemExit: 0"),
         (["algorithm.roles.helper.name=no_estimator"], "must be a subclass of"),
         (["algorithm.corrections=['no_correction']", "algorithm.proximal_policy=forward"], "must be a subclass of"),
     ],

@@ -21,6 +21,7 @@ def advantage_estimators():
             "estimators",
             no_estimator="NoEstimator",
             cannot_be_made="CannotBeMade",
+            exits_when_made="ExitsWhenMade",
             says_nan="SaysNaN",
             says_nothing="SaysNothing",
             wrong_shape="WrongShape",

@@ -64,3 +64,8 @@ class LaxOptions(Wrong):
 class Exits(Wrong):
     def credit(self, trajectory):
         raise SystemExit
+
+
+class ExitsWhenMade(Wrong):
+    def __init__(self, *args, **kwargs):
+        raise SystemExit(0)
