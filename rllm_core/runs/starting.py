@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rllm_core.assembly.parts import Parts, host_of, parts_of, workflow_of
@@ -30,12 +31,18 @@ def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -
         run_dir: Run folder; None for a new one.
         resume: Whether to continue the run in the folder.
 
-        Raises:
-        ConfigError: If there is no target.
+    Raises:
+        ConfigError: If there is no target, or it is a run folder.
     """
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR (in Python, run_dir), the folder of the run to continue")
     if target is not None:
+        if _is_run_folder(target):
+            folder = quote(target)
+            raise ConfigError(
+                f"{target} is a run folder; continue its run with rllm-core train --resume --run-dir {folder}, or start "
+                f"another like it with rllm-core train {folder}/run.toml"
+            )
         return target
     if not resume or run_dir is None:
         raise ConfigError("specify a workflow or a run file: rllm-core train WORKFLOW|RUN.toml")
@@ -48,9 +55,11 @@ def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
     """Returns the target to evaluate: the one that the user named, or else the run file of the checkpoint's run.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, or it is a run folder.
     """
     if target is not None:
+        if _is_run_folder(target):
+            raise ConfigError(f"{target} is a run folder; evaluate it with rllm-core eval --checkpoint {quote(target)}")
         return target
     if checkpoint is None:
         raise ConfigError("specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN")
@@ -58,6 +67,10 @@ def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
     if run_dir is None:
         raise ConfigError(f"{checkpoint} belongs to no run folder; specify its workflow: rllm-core eval WORKFLOW")
     return str(run_dir / "run.toml")
+
+
+def _is_run_folder(target: str) -> bool:
+    return all((Path(target) / name).is_file() for name in ("run.toml", "events.jsonl"))
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -152,6 +152,14 @@ def test_run_folders_that_cannot_be_used(here: Run, tmp_path: Path) -> None:
     refused(here("train", "--run-dir", "new", "--resume"), "new holds no run to resume")
 
 
+def test_a_run_folder_is_no_target(here: Run, tmp_path: Path) -> None:
+    (tmp_path / "my run").mkdir()
+    for name in ("run.toml", "events.jsonl"):
+        (tmp_path / "my run" / name).write_text("")
+    refused(here("train", "my run"), "my run is a run folder", "--resume --run-dir 'my run'", "train 'my run'/run.toml")
+    refused(here("eval", "my run"), "my run is a run folder", "rllm-core eval --checkpoint 'my run'")
+
+
 def test_a_disabled_plugin_says_who_disabled_it(here: Run) -> None:
     refused(here("train", "sort", RLLM_PLUGINS="local"), "'workflows'", "is disabled", "RLLM_PLUGINS")
 
