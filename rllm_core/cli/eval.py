@@ -9,10 +9,11 @@ from typing import Any, Literal
 import click
 
 from rllm_core.cli.completion import provided
+from rllm_core.cli.options import CommandWithOverrides
 from rllm_core.cli.tables import printing_apart
 
 
-@click.command("eval", short_help="Evaluate a model on a workflow (pass@k).")
+@click.command("eval", cls=CommandWithOverrides, short_help="Evaluate a model on a workflow (pass@k).")
 @click.argument(
     "target", metavar="[WORKFLOW|ENV.py|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
 )

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,6 +48,19 @@ class Session:
         from rllm_core.plugins import PluginManager
 
         return PluginManager.from_environment(no_plugins=self.no_plugins, reserved_commands=CORE_COMMANDS)
+
+
+class CommandWithOverrides(click.Command):
+    """Command with ``-o SECTION.KEY=VALUE``; names the option where it was left out, as in Hydra's overrides."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            hint = f"; to override a key, write -o {quote(rest[0])}" if "=" in rest[0] else ""
+            raise click.UsageError(f"unexpected argument {rest[0]!r}{hint}", ctx)
+        return rest
 
 
 def session(context: click.Context | None = None) -> Session:

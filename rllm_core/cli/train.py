@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rllm_core.cli.completion import provided
+from rllm_core.cli.options import CommandWithOverrides
 from rllm_core.cli.tables import printing_apart
 from rllm_core.cli.waiting import waiting
 from rllm_core.errors import ConfigError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rllm_core.assembly.parts import Parts
 
 
-@click.command(short_help="Train a model on a workflow.")
+@click.command(cls=CommandWithOverrides, short_help="Train a model on a workflow.")
 @click.argument(
     "target", metavar="[WORKFLOW|ENV.py|RUN.toml]", required=False, shell_complete=provided("Workflow", files=True)
 )

@@ -152,6 +152,16 @@ def test_run_folders_that_cannot_be_used(here: Run, tmp_path: Path) -> None:
     refused(here("train", "--run-dir", "new", "--resume"), "new holds no run to resume")
 
 
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_an_override_without_its_option_is_told_its_name(here: Run, command: str) -> None:
+    done = here(command, "sort", "training.steps=3", "-o", "training.groups_per_step=2")
+    assert done.returncode == 2
+    assert "unexpected argument 'training.steps=3'; to override a key, write -o training.steps=3" in done.stderr
+    other = here(command, "sort", "guess")
+    assert other.returncode == 2
+    assert other.stderr.endswith("unexpected argument 'guess'\n")
+
+
 def test_a_run_folder_is_no_target(here: Run, tmp_path: Path) -> None:
     (tmp_path / "my run").mkdir()
     for name in ("run.toml", "events.jsonl"):
