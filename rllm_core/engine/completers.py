@@ -195,7 +195,12 @@ class Completer:
             max_response_tokens: See `complete`.
             stop_texts: See `complete`.
             metadata: See `complete`.
+
+        Raises:
+            ValueError: If ``count`` is less than 1; see `complete` for other errors.
         """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}")
         after = self._last
         view = snapshot(messages, after.messages if after is not None else MessageView())
         calls = [

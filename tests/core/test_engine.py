@@ -445,5 +445,7 @@ def test_a_prompt_fits_up_to_the_last_position_and_the_last_id(toys: SimpleNames
 
 def test_an_answer_without_tokens_cannot_be_asked_for(toys: SimpleNamespace) -> None:
     completer = TITOCompleter(toys.ListEngine(toys.BridgingParser(), [toys.letters("one")]))
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        asyncio.run(completer.complete_many([USER], 0))
     with pytest.raises(ValueError, match="max_response_tokens must be at least 1, got 0"):
         asyncio.run(completer.complete([USER], max_response_tokens=0))
