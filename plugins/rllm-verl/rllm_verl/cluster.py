@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,30 @@ def _signal_handlers_kept() -> Iterator[None]:
             library.sigaction(int(number), handler, None)
 
 
+class _CoreWorker:
+    """Ray's core worker of this process, without the call that frees an object."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def remove_object_ref_reference(self, reference: Any) -> None:
+        """Does nothing."""
+
+
+def _shut_down() -> None:
+    """Shuts Ray down, while other threads may free objects.
+
+    Ray ends the process if a thread frees an object after the core worker has shut down, and before Ray has forgotten
+    it: the event loop does, when it gets the answers of requests that were cancelled.
+    """
+    worker = ray._private.worker.global_worker
+    worker.core_worker = _CoreWorker(worker.core_worker)
+    ray.shutdown()
+
+
 class Cluster:
     """A Ray cluster, joined or started for this run. Calls of verl's blocking API run in one dedicated thread.
 
@@ -89,6 +114,7 @@ class Cluster:
         self.config = config
         self.settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-verl")
+        self._looking = threading.Lock()  # for workers that have died, in a thread that may outlive its call
         self._lock: int | None = None
         self._devices: Any = None
         self._workers: dict[str, Any] = {}  # by their names in error messages
@@ -200,7 +226,11 @@ class Cluster:
             raise RunError(f"{what} failed in a worker: {why}{memory_advice(what, why)}") from error
 
     def dead(self) -> list[str]:
-        """Returns the names of watched actors and engines that have died."""
+        """Returns the names of watched actors and engines that have died; none once the cluster is closed."""
+        with self._looking:
+            return self._dead() if ray.is_initialized() else []
+
+    def _dead(self) -> list[str]:
         states = ray._private.state.actors
         dead = [name for name, each in self._workers.items() if states(each._actor_id.hex()).get("State") == "DEAD"]
         if dead or not self._engines:
@@ -221,7 +251,8 @@ class Cluster:
         if ray.is_initialized():  # otherwise each call below would start a cluster
             for handle in self._workers.values():
                 ray.kill(handle, no_restart=True)
-            ray.shutdown()
+            with self._looking:
+                _shut_down()
         self._workers, self._engines = {}, {}
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._lock is not None:

@@ -1,0 +1,40 @@
+"""The end of a Ray cluster that this process has started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FREES_OBJECTS_WHILE_IT_CLOSES = """
+import asyncio, sys, threading, time
+from pathlib import Path
+
+import ray
+from rllm_verl.cluster import Cluster
+from verl_runs import run_config
+
+config = run_config(Path(sys.argv[1]))
+cluster = Cluster(config, config.plugins["verl"])
+asyncio.run(cluster.open())
+objects = [ray.put(number) for number in range(20_000)]
+closing = threading.Thread(target=cluster.close)
+closing.start()
+while closing.is_alive() and objects:
+    objects.pop()
+    time.sleep(0.0002)
+closing.join()
+print("dead:", cluster.dead())
+"""
+
+
+def test_objects_that_are_freed_meanwhile_do_not_end_the_process(model: Path) -> None:
+    """As by answers of cancelled requests, which arrive after a server has died."""
+    child = subprocess.run(
+        [sys.executable, "-c", FREES_OBJECTS_WHILE_IT_CLOSES, str(model)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert child.stdout.endswith("dead: []\n"), child.stderr[-2000:]
+    assert child.returncode == 0
