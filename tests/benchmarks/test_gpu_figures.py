@@ -124,6 +124,43 @@ def test_a_side_that_fails_or_hangs_ends_in_time(
     assert reason is None or reason in failed[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fails_at", "hangs_at", "seconds", "timed", "reason"),
+    [
+        (0, 0, 60, gpu.MAX_STEPS, None),
+        (0, 5, 4, 2, None),
+        (0, 1, 4, 0, "no time left after 0 steps; use --minutes"),
+        (2, 0, 60, 0, "ended with exit code 3"),
+        (5, 0, 60, 2, "ended with exit code 3"),
+    ],
+)
+def test_sides_that_alternate_end_in_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails_at: int,
+    hangs_at: int,
+    seconds: float,
+    timed: int,
+    reason: str | None,
+) -> None:
+    (tmp_path / "scripted_side.py").write_text(SIDE, encoding="utf-8")
+    monkeypatch.setattr(sides, "ROOT", tmp_path)
+    trials: Any = Trials()
+    asked = {"steps": gpu.WARM_UP_STEPS + gpu.MAX_STEPS, "device": "cpu", "hangs_at": 0, "fails_at": 0}
+    requests = {"verl": asked, "main_ppo": {**asked, "hangs_at": hangs_at, "fails_at": fails_at}}
+    for side in requests:
+        monkeypatch.setitem(gpu.MODULES, side, "scripted_side")
+    gpu.train_in_turns(requests, dict.fromkeys(requests, sys.executable), seconds, trials)
+    steps = [row for row in trials.rows if row["kind"] == "step" and row["step"] > gpu.WARM_UP_STEPS]
+    order = [row["side"] for row in steps if row["step"] <= gpu.WARM_UP_STEPS + timed]
+    assert order == (["verl", "main_ppo", "main_ppo", "verl"] * gpu.MAX_STEPS)[: 2 * timed]
+    assert {row["of"] == row["side"] for row in steps} <= {True}
+    failed = [row["reason"] for row in trials.rows if row["kind"] == "failed"]
+    assert len(failed) == (0 if reason is None else 2)
+    assert reason is None or reason in failed[0]
+
+
 def test_without_a_gpu_it_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
