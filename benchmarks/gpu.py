@@ -11,7 +11,7 @@ All sides train the same model: the shape of Qwen2.5-0.5B with a vocabulary of 1
 completions of exactly 256 tokens per step (see `endless`). Weights are float32, and passes are computed in bfloat16.
 TRL samples with vLLM in its own process, or with transformers (``--trl-sampler``). The sides run one after the other,
 because two would not have the memory that each has alone on 80 GB; a side that fails or has no time left does not stop
-the others. With ``--alternate``, they start together and take turns at every step, and the GPU must hold them all.
+the others. With ``--alternate``, they take turns at every step, and the GPU must hold them all.
 
 Figures: ``local_steps_per_second_over_trl`` and ``verl_seconds_per_step_over_main_ppo``, of medians of wall times;
 ``step_ms``, ``tokens_per_second`` and ``gpu_memory_mb`` by side (the last not with ``--alternate``); ``trl_sampler``;
@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -120,23 +119,25 @@ def train(turn: Turn, request: Row, python: str, trials: RawTrials) -> None:
 
 
 def train_in_turns(requests: dict[str, Row], pythons: dict[str, str], seconds: float, trials: RawTrials) -> None:
-    """Trains all sides, which warm up at the same time and then take turns at every step, until the time is over."""
+    """Trains all sides, which take turns at every step once they are warm, until the time is over.
+
+    They warm up one after the other: vLLM does not start while another process releases memory of its GPU.
+    """
     steps = 0
     with _limited(list(requests), seconds, lambda: steps, trials) as started:
         sides = [started(name, pythons[name]) for name in requests]
 
-        def warm_up(side: Side) -> list[Row]:
-            side.begin(requests[side.name])
-            return [side.step() for _ in range(WARM_UP_STEPS)]
+        def train_step(side: Side) -> None:
+            trials.add(row_of(side.name, requests[side.name], side.step()))
 
-        with ThreadPoolExecutor(len(sides)) as together:
-            for side, rows in zip(sides, together.map(warm_up, sides), strict=True):
-                for row in rows:
-                    trials.add(row_of(side.name, requests[side.name], row))
+        for side in sides:
+            side.begin(requests[side.name])
+            for _ in range(WARM_UP_STEPS):
+                train_step(side)
         steps = WARM_UP_STEPS
         while steps < WARM_UP_STEPS + MAX_STEPS:
             for side in sides[:: 1 if steps % 2 == 0 else -1]:
-                trials.add(row_of(side.name, requests[side.name], side.step()))
+                train_step(side)
             steps += 1
         for side in sides:
             side.end()
@@ -293,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="time of all sides together")
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL and vLLM")
     parser.add_argument("--trl-sampler", choices=("vllm", "transformers"), default="vllm", help="what TRL samples with")
-    parser.add_argument("--alternate", action="store_true", help="train all sides at once, taking turns at every step")
+    parser.add_argument("--alternate", action="store_true", help="let the sides take turns at every step")
     parser.add_argument("--tiny-cpu", action="store_true", help="train a tiny model on the CPU, without vLLM and verl")
     options, others = parser.parse_known_args(given)
     if not any(argument.startswith("--from-raw") for argument in others):

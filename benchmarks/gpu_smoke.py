@@ -60,8 +60,7 @@ class Part:
         return [*pytest, *selection, *(["--collect-only", "-q"] if dry_run else [])]
 
 
-# verl had not started after 142 s on an H100, where each process imported for 10 to 25 s. Parts start it up to three
-# times.
+# verl starts for 170 s on an H200, where each process imports for 13 to 20 s. Parts start it up to three times.
 PARTS = (
     Part("imports", 1, 60, (), "versions that do not fit each other or the driver"),
     Part(
