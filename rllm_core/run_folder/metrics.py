@@ -46,6 +46,7 @@ CORE_METRICS: dict[str, Reduction] = {
     "trajectories": "sum",
     "samples": "sum",
     "sampled_tokens": "sum",
+    "sampled_entropy": "last",
     "segment_breaks": "sum",
     "control_tokens_in_text": "sum",
     "distinct_samples_share": "last",
@@ -149,6 +150,9 @@ def record_step(
     for name, value in metric_means([episode for item in consumed for episode in item.episodes]).items():
         record(f"{WORKFLOW}/{name}", value, reduction="last")
     record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
+    logprobs = [sample.logprobs for sample in samples if sample.logprobs is not None and sample.sampled_tokens]
+    if logprobs:
+        record("sampled_entropy", 0.0 - float(np.concatenate(logprobs).mean(dtype=np.float64)))
     if samples:
         record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
 

@@ -46,6 +46,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[TrainingSample]]:
     return samples
 
 
+def test_the_sampled_entropy_averages_over_all_trained_tokens(
+    run_scripted: Any, trained: dict[str, list[TrainingSample]]
+) -> None:
+    run = run_scripted("training.steps=1")
+    (row,) = run.lines("metrics")
+    logprobs = [float(value) for samples in trained.values() for sample in samples for value in sample.logprobs]
+    assert len(logprobs) == row["sampled_tokens"]
+    assert len({len(sample.logprobs) for samples in trained.values() for sample in samples}) > 1
+    assert row["sampled_entropy"] == pytest.approx(-sum(logprobs) / len(logprobs))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3])
 def test_groups_are_whole_and_the_rules_take_turns(run_scripted: Any, kept: int) -> None:

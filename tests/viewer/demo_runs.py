@@ -136,7 +136,7 @@ def metrics(at: int, steps: int) -> dict[str, float]:
         "trajectory_reward_max": min(1.0, share + 0.3), "solved": share, "groups_solved_by_none": 1 - share,
         "groups_solved_by_some": share / 2, "groups_solved_by_all": share / 2, "turns_mean": 1.0,
         "response_tokens_mean": 5.0 + at, "staleness_mean": at % 2, "staleness_max": at % 2, "truncated_share": 0.0,
-        "entropy": 1 / at, "loss": 0.5, "grad_norm": 0.1, "samples": 16.0, "uniform_groups_share": 0.0,
+        "sampled_entropy": 1 / at, "loss": 0.5, "grad_norm": 0.1, "samples": 16.0, "uniform_groups_share": 0.0,
     }  # fmt: skip
 
 

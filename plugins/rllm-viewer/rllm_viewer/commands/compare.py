@@ -23,7 +23,7 @@ SHOWN_METRICS = (
     "reward_mean",
     "solved",
     "loss",
-    "entropy",
+    "sampled_entropy",
     "grad_norm",
     "groups_solved_by_none",
     "groups_solved_by_all",

@@ -121,7 +121,7 @@ class Groups {
   }
 }
 
-const CHARTS = ["solved", "response_tokens_mean", "staleness_mean", "truncated_share", "entropy", "loss", "grad_norm", "segment_breaks"];
+const CHARTS = ["solved", "response_tokens_mean", "staleness_mean", "truncated_share", "sampled_entropy", "loss", "grad_norm", "segment_breaks"];
 
 export async function runView(place, app) {
   const run = await app.run(place);
@@ -233,7 +233,7 @@ export async function stepView(place, app) {
 }
 
 function metricsTable(metrics, timings) {
-  const first = ["reward_mean", "solved", "trajectory_reward_min", "trajectory_reward_max", "turns_mean", "response_tokens_mean", "truncated_share", "staleness_mean", "staleness_max", "loss", "grad_norm", "entropy"];
+  const first = ["reward_mean", "solved", "trajectory_reward_min", "trajectory_reward_max", "turns_mean", "response_tokens_mean", "truncated_share", "staleness_mean", "staleness_max", "loss", "grad_norm", "sampled_entropy"];
   const names = [...first.filter((name) => name in metrics), ...Object.keys(metrics).filter((name) => !first.includes(name) && name !== "step").sort()];
   const shown = (list) => h("dl", { class: "grid" }, list.map((name) => h("div", {}, h("dt", {}, name), h("dd", {}, number(metrics[name])))));
   return [shown(names.slice(0, 12)), names.length > 12 && folded(`${names.length - 12} more`, () => shown(names.slice(12))),
