@@ -43,6 +43,57 @@ asyncio.run(cluster.open(1))
 close = lambda: asyncio.run(cluster.close())
 """
 
+USES_RAY_AGAIN = """
+import asyncio, sys, time
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayActorError
+from rllm_core.errors import RunError
+
+{opens}
+
+class Worker:
+    def hang(self):
+        time.sleep(3600)
+
+
+def calls_twice():
+    try:
+        ray.get(workers[0].hang.remote())
+    except RayActorError:
+        for _ in range(100):
+            if ray.is_initialized():
+                time.sleep(0.01)
+        ray.put("what verl does next")
+
+
+async def one_dies():
+    call = asyncio.create_task(cluster.call("the call", calls_twice))
+    ray.kill(workers[1])
+    try:
+        await call
+    except RunError as error:
+        print(error)
+
+
+workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
+cluster.watch(dict(zip(["first", "second"], workers)))
+asyncio.run(one_dies())
+cluster.close()
+cluster._thread.shutdown(wait=True)
+print("closed:", not ray.is_initialized())
+"""
+
+
+def ended(script: str, opens: str, model: Path, **values: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script.format(opens=opens, **values), str(model)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("opens", "closed"),
@@ -53,10 +104,13 @@ close = lambda: asyncio.run(cluster.close())
 )
 def test_objects_that_are_freed_meanwhile_do_not_end_the_process(model: Path, opens: str, closed: str) -> None:
     """As by answers of cancelled requests, which arrive after a server has died."""
-    child = subprocess.run(
-        [sys.executable, "-c", FREES_OBJECTS_WHILE_IT_CLOSES.format(opens=opens, closed=closed), str(model)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    child = ended(FREES_OBJECTS_WHILE_IT_CLOSES, opens, model, closed=closed)
+    assert child.stdout.endswith("closed: True\n"), child.stderr[-2000:]
+    assert child.returncode == 0
+
+
+def test_a_call_that_was_abandoned_ends_before_ray(model: Path) -> None:
+    child = ended(USES_RAY_AGAIN, OF_VERL, model)
+    assert "the call: second died" in child.stdout, child.stderr[-2000:]
     assert child.stdout.endswith("closed: True\n"), child.stderr[-2000:]
     assert child.returncode == 0
