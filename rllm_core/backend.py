@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contract
-from rllm_core.returned import checked, finite_numbers, json_object
+from rllm_core.returned_values import checked, finite_numbers, json_object
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:

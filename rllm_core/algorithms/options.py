@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rllm_core.errors import RunError, UserError
-from rllm_core.returned import checked
+from rllm_core.returned_values import checked
 from rllm_core.run_file import Section, validated
 from rllm_core.text import one_line
 
