@@ -50,7 +50,7 @@ ROOMS = (
             "messages",
             "tokens",
             "records",
-            "returned",
+            "returned_values",
             "media",
             "sampling",
             "step_differences",

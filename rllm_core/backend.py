@@ -28,9 +28,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from rllm_core.errors import RunError
 from rllm_core.events import PolicyUpdate as PolicyUpdate  # part of this contract
-from rllm_core.returned import finite_numbers, json_object
+from rllm_core.returned_values import checked, finite_numbers, json_object
 from rllm_core.types import Floats, TrainingSample
 
 if TYPE_CHECKING:
@@ -291,12 +290,13 @@ def checked_update(backend: BackendProtocol[Any], returned: object) -> UpdateRes
     Raises:
         RunError: If it is not an `UpdateResult`, or has a metric that is not a finite number.
     """
-    try:
-        if not isinstance(returned, UpdateResult) or not isinstance(returned.tokens, Mapping):
-            raise ValueError(f"update_policy() returned {returned!r:.80}; return an UpdateResult")
-        return replace(returned, metrics=finite_numbers(returned.metrics, "update_policy()"))
-    except ValueError as error:
-        raise RunError(f"backend {backend.name!r}: {error}") from error
+    return checked(f"backend {backend.name!r}", _finite_update, returned)
+
+
+def _finite_update(returned: object) -> UpdateResult:
+    if not isinstance(returned, UpdateResult) or not isinstance(returned.tokens, Mapping):
+        raise ValueError(f"update_policy() returned {returned!r:.80}; return an UpdateResult")
+    return replace(returned, metrics=finite_numbers(returned.metrics, "update_policy()"))
 
 
 def checked_state(backend: BackendProtocol[Any], returned: object) -> dict[str, Any]:
@@ -305,7 +305,4 @@ def checked_state(backend: BackendProtocol[Any], returned: object) -> dict[str, 
     Raises:
         RunError: If a checkpoint would not restore it unchanged.
     """
-    try:
-        return json_object(returned, "state_dict()")
-    except ValueError as error:
-        raise RunError(f"backend {backend.name!r}: {error}") from error
+    return checked(f"backend {backend.name!r}", json_object, returned, "state_dict()")

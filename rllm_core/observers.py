@@ -32,7 +32,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.plugins.blame import blamed
 from rllm_core.plugins.loading import HookImplementation
 from rllm_core.records import Record
-from rllm_core.returned import json_object
+from rllm_core.returned_values import json_object
 from rllm_core.text import MAX_TEXT_CHARACTERS, printable_lines
 from rllm_core.third_party_calls import CallThread, DeadlineExceeded, within
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rllm_core.errors import RunError, UserError
+from rllm_core.returned_values import checked
 from rllm_core.run_file import Section, validated
 from rllm_core.text import one_line
 
@@ -55,7 +56,4 @@ class Configured:
         Raises:
             RunError: If the check raises ValueError; names the component.
         """
-        try:
-            return check(*arguments)
-        except ValueError as error:
-            raise RunError(f"{self.label}: {error}") from error
+        return checked(self.label, check, *arguments)

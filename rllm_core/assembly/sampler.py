@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rllm_core.algorithms.task_sampler import TaskSampler
 from rllm_core.assembly.components import create
 from rllm_core.assembly.resolution import Resolved
-from rllm_core.returned import json_object
+from rllm_core.returned_values import json_object
 from rllm_core.types import Task
 
 

@@ -70,9 +70,12 @@ def evaluate(
 
     pass@k is the unbiased estimate 1 - C(n-c, k) / C(n, k) per task (arXiv 2107.03374), averaged over tasks. Its 95 %
     confidence interval is a bootstrap over tasks. The sampling temperature is rollout.validation_temperature.
+
+    Ctrl-C prints the result of the rollouts that have finished.
     """
     from rllm_core.assembly.resolution import resolve_run
     from rllm_core.runs import starting
+    from rllm_core.training.stopping import Interrupted
 
     given = [*overrides, *([f"model.path={json.dumps(model)}"] if model is not None else [])]
     target = starting.target_to_evaluate(target, checkpoint)
@@ -80,6 +83,8 @@ def evaluate(
     with printing_apart(as_json):
         resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     left: list[str] = []
+    show = (lambda result: click.echo(json.dumps(result))) if as_json else _print
+    partial: list[dict[str, Any]] = []
     try:
         with printing_apart(as_json):
             result = starting.evaluate(
@@ -92,13 +97,17 @@ def evaluate(
                 tasks=tasks,
                 samples=samples,
                 ks=ks,
+                interrupted=partial.append,
             )
+    except Interrupted as interrupted:
+        if not partial:
+            raise
+        show(partial[0])
+        click.echo(str(interrupted), err=True)
+        context.exit(interrupted.exit_code)
     finally:
         context.obj.leave_behind(left)
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        _print(result)
+    show(result)
     if result["reward_mean"] is None and (scorer := resolved.config.algorithm.group_scorer):
         click.echo(f"error: group scorer {scorer!r} scored no rollout", err=True)
         context.exit(1)
@@ -113,6 +122,9 @@ def _print(result: dict[str, Any]) -> None:
         f"{counted(result['rollouts_per_task'], 'rollout')}, "
         f"{result['failed']} failed"
     )
+    if result["unfinished"]:
+        planned = result["tasks"] * result["rollouts_per_task"]
+        click.echo(f"interrupted: {planned - result['unfinished']} of {planned} rollouts finished")
     for line in lines(result["failures"]):
         click.echo(line, err=True)
     mean = result["reward_mean"]

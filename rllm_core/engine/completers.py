@@ -93,7 +93,8 @@ class Completer:
                 before. Forks of a completer with the same name have the same seeds.
 
         Raises:
-            ValueError: If ``after`` was not sampled in this rollout.
+            TypeError: If ``after`` is not a step.
+            ValueError: If it was not sampled in this rollout.
         """
         if key is None:
             self._forks += 1
@@ -109,6 +110,8 @@ class Completer:
         return fork
 
     def _sampled_as(self, step: Step) -> Answer:
+        if not isinstance(step, Step):
+            raise TypeError(f"{step!r:.80} is not a step; use one that a completer of {self.scope.name} returned")
         answer = self.scope.answers.get(step.step_id)
         if answer is None:
             raise ValueError(

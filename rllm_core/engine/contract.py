@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rllm_core.parser.returned import parsed, rendered
+from rllm_core.parser.checked_calls import parsed, rendered
 from rllm_core.types import (
     Floats,
     MessageLike,

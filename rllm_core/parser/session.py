@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from rllm_core.errors import RefusedConversation
 from rllm_core.parser.appended import Appended, ids_after
+from rllm_core.parser.checked_calls import checked_ids, parsed, rendered
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserInterface, ToolSpec
-from rllm_core.parser.returned import checked_ids, parsed, rendered
 from rllm_core.parser.same_message import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (

@@ -32,11 +32,15 @@ def _cannot_be_written(path: Path, error: OSError) -> RunError:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file atomically: a crash leaves the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class JsonLines:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.initial import checked as initial_weights
 from rllm_core.run_folder.results import metric_means
 from rllm_core.runs import launch
-from rllm_core.training.rollouts import RolloutRunner
+from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.scoring import Scoring
 from rllm_core.training.validation import play_all, rewards_of
 from rllm_core.workflow import ENDLESS, Split
@@ -108,6 +109,20 @@ async def engine_by_name(name: str, resolved: Resolved) -> AsyncIterator[OpenEng
         yield OpenEngine(engine, lockstep=False)
 
 
+class _Runner(RolloutRunner):
+    """Keeps the rollouts that have finished, for an evaluation that is cancelled."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.finished: list[Rollout] = []
+
+    async def run(self, *arguments: Any, **options: Any) -> Rollout:
+        """See `RolloutRunner.run`."""
+        rollout = await super().run(*arguments, **options)
+        self.finished.append(rollout)
+        return rollout
+
+
 async def evaluate(
     resolved: Resolved,
     host: RolloutHost,
@@ -117,14 +132,26 @@ async def evaluate(
     task_limit: int | None,
     samples: int,
     ks: Sequence[int],
+    interrupted: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Runs ``samples`` rollouts of every task.
 
+    Args:
+        resolved: Run file and providers.
+        host: Rollout host.
+        opening: Opens the engine.
+        split: Split of the tasks.
+        task_limit: Number of tasks, evenly spaced; None for all.
+        samples: Rollouts per task.
+        ks: The k of pass@k.
+        interrupted: Called if the evaluation is cancelled, with the result over the rollouts that had finished. Not
+            called if none had succeeded, or if a group scorer would have to score them.
+
     Returns:
-        JSON: ``workflow, split, tasks, rollouts_per_task, failed, retries, reward_mean, pass_at_k, metrics, failures``.
-        ``reward_mean`` is None without rewards. ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks
-        with at least k successful rollouts. ``failures`` has the first failure of every kind
-        (`rllm_core.run_folder.first_failures`).
+        JSON: ``workflow, split, tasks, rollouts_per_task, unfinished, failed, retries, reward_mean, pass_at_k, metrics,
+        failures``. ``unfinished`` is the number of rollouts that an interruption cancelled. ``reward_mean`` is None
+        without rewards. ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks with at least k successful
+        rollouts. ``failures`` has the first failure of every kind (`rllm_core.run_folder.first_failures`).
 
     Raises:
         ConfigError: If there are no tasks.
@@ -146,8 +173,9 @@ async def evaluate(
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:
         lockstep = opened.lockstep and not resolved.workflow.record.waits_for_others
-        runner = RolloutRunner(host, opened.engine, config, lockstep=lockstep, estimators=estimators)
+        runner = _Runner(host, opened.engine, config, lockstep=lockstep, estimators=estimators)
         plan, failures = spread(chosen, len(chosen) * samples), FirstFailures()
+        about = {"workflow": config.workflow, "split": split, "tasks": len(chosen), "rollouts_per_task": samples}
         async with AsyncExitStack() as at_end:
             await at_end.enter_async_context(launch.opened(host, config, logger.warning, settled=runner.merger.settled))
             at_end.push_async_callback(runner.aclose)
@@ -156,12 +184,22 @@ async def evaluate(
                 scorer_engine = await at_end.enter_async_context(open_scorer_engine(resolved, scorer, opened.backend))
                 scoring = Scoring(scorer, runner, scorer_engine, config)
                 await at_end.enter_async_context(scoring.opened())
-            with noting_blocking_calls(logger.warning):
-                rollouts = await play_all(runner, plan, "eval")
+            try:
+                with noting_blocking_calls(logger.warning):
+                    rollouts = await play_all(runner, plan, "eval")
+            except asyncio.CancelledError:
+                have_succeeded = any(rollout.episode.trajectories for rollout in runner.finished)
+                if interrupted is not None and have_succeeded and scoring is None:
+                    interrupted(about | _measured(runner.finished, failures, ks, planned=len(plan)))
+                raise
             if scoring is not None:
                 rollouts, errors = await scoring.score_rollouts(rollouts, [task for task, _ in plan], "eval")
                 for task_id, error in errors:
                     failures.add("unscored", error, "group scorer", task_id)
+    return about | _measured(rollouts, failures, ks, planned=len(plan))
+
+
+def _measured(rollouts: Sequence[Rollout], failures: FirstFailures, ks: Sequence[int], planned: int) -> dict[str, Any]:
     for rollout in rollouts:
         failures.episodes((*rollout.failed, rollout.episode))
     episodes = [rollout.episode for rollout in rollouts]
@@ -180,10 +218,7 @@ async def evaluate(
             low, high = interval(values)
             scores.append({"k": k, "value": float(np.mean(values)), "low": low, "high": high})
     return {
-        "workflow": config.workflow,
-        "split": split,
-        "tasks": len(chosen),
-        "rollouts_per_task": samples,
+        "unfinished": planned - len(rollouts),
         "failed": len(episodes) - len(finished),
         "retries": sum(len(rollout.failed) for rollout in rollouts),
         "reward_mean": float(np.mean(rewards)) if rewards else None,

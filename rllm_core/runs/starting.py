@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -127,12 +127,14 @@ def evaluate(
     tasks: int | None,
     samples: int,
     ks: Sequence[int],
+    interrupted: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluates a model on a workflow; see `rllm_core.from_python.evaluate`, where ``samples`` is ``n``.
 
     Args:
         left: List that receives descriptions of tasks and threads that did not stop.
         owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
+        interrupted: See `evaluation.evaluate`.
     """
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
@@ -145,7 +147,9 @@ def evaluate(
     else:
         host = host_of(resolved, workflow_of(resolved))
         opening = evaluation.engine_by_name(engine, resolved)
-    evaluating = evaluation.evaluate(resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted)
+    evaluating = evaluation.evaluate(
+        resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted, interrupted=interrupted
+    )
     if owns_process:
         evaluating = until_signalled(guarded(evaluating, resolved.config.training.stall_timeout_seconds))
     return run(evaluating, left)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, checked_positions
-from rllm_core.returned import finite_numbers, json_object
+from rllm_core.returned_values import finite_numbers, json_object
 from rllm_core.training.group import Group
 from rllm_core.types import Task
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -36,6 +37,23 @@ class Waits(Workflow):
     async def run(self, task, completer):
         print("playing", file=sys.stderr, flush=True)
         await asyncio.sleep(3600)
+"""
+SOME_WAIT = """
+import asyncio, sys
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+
+class SomeWait(Workflow):
+    def tasks(self, split):
+        return [Task(task_id=f"{split}-{number}", data={"number": number}) for number in range(4)]
+
+    async def run(self, task, completer):
+        step = await completer.complete([{"role": "user", "content": "hi"}])
+        if task.data["number"] > 1:
+            print("playing", file=sys.stderr, flush=True)
+            await asyncio.sleep(3600)
+        return self.episode(task, [step], reward=float(task.data["number"]))
 """
 
 
@@ -76,6 +94,27 @@ def test_a_signal_closes_the_workflow_of_an_evaluation(forking: Forks, tmp_path:
     process.send_signal(number)
     assert process.wait() == 128 + number
     assert process.err == f"playing\nclosed\ninterrupted by {number.name}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_evaluation_keeps_what_has_finished(forking: Forks, tmp_path: Path, as_json: bool) -> None:
+    (tmp_path / "some_wait.py").write_text(SOME_WAIT)
+    arguments = ["eval", "some_wait.py", "--backend", "local", "-o", "rollout.max_concurrent_rollouts=1"]
+    process = forking.start([*arguments, *["--json"] * as_json], folder=tmp_path, output=tmp_path / "output")
+    while "playing" not in process.err:
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert process.err.endswith("\ninterrupted by SIGINT\n")
+    if as_json:
+        result = json.loads(process.out)
+        assert (result["unfinished"], result["failed"], result["reward_mean"]) == (2, 0, 0.5)
+        return
+    first, finished, reward, *_ = process.out.splitlines()
+    assert first.endswith("some_wait.py (validation): 4 tasks x 1 rollout, 0 failed")
+    assert (finished, reward) == ("interrupted: 2 of 4 rollouts finished", "reward 0.500")
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

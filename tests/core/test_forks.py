@@ -235,6 +235,8 @@ def test_only_a_step_of_the_same_rollout_can_be_forked(toys: SimpleNamespace, ki
         step = await one.complete([USER])
         with pytest.raises(ValueError, match=rf"step {step.step_id} was not sampled in this rollout"):
             other.fork(after=step)
+        with pytest.raises(TypeError, match=r"'s' is not a step; use one that a completer of this rollout returned"):
+            one.fork(after="s")  # type: ignore[arg-type]
         fork = one.fork()
         branch = await fork.fork(after=step).complete([USER, step.response, MORE])
         assert branch.prompt_ids.tolist()[: len(sequence(step))] == sequence(step), "of any of its conversations"

@@ -174,6 +174,7 @@ def test_what_the_command_line_prints_without_rewards(
             "split": "train",
             "tasks": 1,
             "rollouts_per_task": 1,
+            "unfinished": 0,
             "failed": 0,
             "reward_mean": None,
             "pass_at_k": [],

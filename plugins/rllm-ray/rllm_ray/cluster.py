@@ -65,7 +65,7 @@ class Cluster:
         try:
             if self._is_ours:
                 self._is_ours = False
-                await self._call(_shutdown)
+                await self._call(_shut_down)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -113,9 +113,29 @@ class Cluster:
         self._is_ours = True
 
 
-def _shutdown() -> None:
+class _CoreWorker:
+    """Ray's core worker of this process, without the call that frees an object."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def remove_object_ref_reference(self, reference: Any) -> None:
+        """Does nothing."""
+
+
+def _shut_down() -> None:
+    """Shuts Ray down, while other threads may free objects.
+
+    Ray ends the process if a thread frees an object after the core worker has shut down, and before Ray has forgotten
+    it: the event loop does, when it drops the answers of workers.
+    """
     import ray
 
+    worker = ray._private.worker.global_worker
+    worker.core_worker = _CoreWorker(worker.core_worker)
     ray.shutdown()
 
 

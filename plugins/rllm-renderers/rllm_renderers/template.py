@@ -23,6 +23,7 @@ from rllm_renderers.media import MediaProcessor, has_media, images_of
 from rllm_renderers.package import Family, TextTokenizer
 from rllm_renderers.probes import QUESTION, TOOL, Suffix, has_answers, made_up_call, made_up_history
 
+USUAL_ROLES = ("system", "user", "assistant", "tool")
 _SENTINEL = "sentinel0of0an0answer"
 # Errors that templates and families raise on conversations they reject, deliberately or not.
 _REJECTIONS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
@@ -107,6 +108,22 @@ class Template(ABC):
             reason = " ".join((str(error) or type(error).__name__).split())
             raise RefusedConversation(f"{self.what} does not accept this conversation: {reason}") from error
         return text if self.media is None else self.media.expanded(text, images_of(messages))
+
+    def check_roles(self, messages: Sequence[MessageLike], tools: Sequence[ToolSpec] | None) -> None:
+        """Checks that no message is left out: some templates write only the roles that they know.
+
+        Raises:
+            RefusedConversation: If a message is left out.
+        """
+        for position, one in enumerate(messages):
+            if one.get("role") not in USUAL_ROLES and one.get("content"):
+                marked = [*messages[:position], {**one, "content": _SENTINEL}, *messages[position + 1 :]]
+                text = self.rendered_or_none(marked, tools)
+                if text is not None and _SENTINEL not in text:
+                    raise RefusedConversation(
+                        f"{self.what} does not accept this conversation: it leaves out messages of role "
+                        f"{one.get('role')!r:.40}; use one of {', '.join(USUAL_ROLES)}"
+                    )
 
     def resolved(self, messages: Sequence[MessageLike]) -> Sequence[MessageLike]:
         """Returns messages with their images read, see `MediaProcessor.resolve`.

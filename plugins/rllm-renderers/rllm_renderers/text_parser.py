@@ -97,7 +97,7 @@ class TextParser(BaseParser):
 
         Raises:
             ConfigError: If a message contains something the model does not support.
-            RefusedConversation: If the template rejects the conversation.
+            RefusedConversation: If the template rejects the conversation, or leaves out a message.
         """
         messages = self.template.resolved(messages)
         # Do not cache conversations with sampled messages: their rendering depends on the sampled tokens, and they are
@@ -108,6 +108,7 @@ class TextParser(BaseParser):
         ids = self._rendered.get(key) if key else None
         if ids is None:
             rendered = self.template.rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+            self.template.check_roles(messages, tools)
             ids = self.template.encoder.encode(rendered)
             if key:
                 self._rendered.put(key, ids, len(key) + len(ids))

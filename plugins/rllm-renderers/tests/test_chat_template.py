@@ -111,6 +111,19 @@ def test_what_the_template_refuses_is_an_error(parser):
         parser.render([{"role": "wizard", "content": "hi"}])
 
 
+def test_a_message_that_the_template_leaves_out_is_an_error(make_parser):
+    written = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    some = make_parser("{% for m in messages %}{% if m.role == 'user' %}" + written + "{% endif %}{% endfor %}")
+    for asked in (
+        [{"role": "usr", "content": "hi"}],
+        [*ASK, {"role": "usr", "content": [{"type": "text", "text": "hi"}]}],
+    ):
+        with pytest.raises(RefusedConversation, match="it leaves out messages of role 'usr'; use one of system, user"):
+            some.render(asked)
+    every = make_parser("{% for m in messages %}" + written + "{% endfor %}")
+    assert every.tokenizer.decode(every.render([{"role": "usr", "content": "hi"}])) == "<|im_start|>usr\nhi<|im_end|>\n"
+
+
 def test_variables_of_the_template(make_parser):
     thinking = make_parser(chat_template_kwargs={"thinking": True})
     assert thinking.render(ASK) == make_parser().render(ASK) + ids_of(thinking, "<think>\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -12,7 +13,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ KEY_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")  # such as VLLM_API_KE
 CPUS_PER_DEVICE = 16
 DEVICES = {"cuda": "GPU", "npu": "NPU", "cpu": "GPU"}  # resource names in Ray; a CPU device is declared as a GPU
 ALIVE_EVERY_SECONDS = 2.0
+ABANDONED_CALL_SECONDS = 5.0  # for a call to end after its workers were killed
 OWN_RAY_LOCK = "rllm-verl-ray.lock"
 MAX_SIGACTION_BYTES = 1024  # size of C's struct sigaction; 152 with glibc on x86-64
 
@@ -113,7 +114,7 @@ class Cluster:
     def __init__(self, config: RunConfig, settings: VerlConfig) -> None:
         self.config = config
         self.settings = settings
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-verl")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="rllm-verl")
         self._looking = threading.Lock()  # for workers that have died, in a thread that may outlive its call
         self._lock: int | None = None
         self._devices: Any = None
@@ -251,6 +252,8 @@ class Cluster:
         if ray.is_initialized():  # otherwise each call below would start a cluster
             for handle in self._workers.values():
                 ray.kill(handle, no_restart=True)
+            # A call that was abandoned would start a cluster with its next use of Ray.
+            concurrent.futures.wait([self._thread.submit(int)], ABANDONED_CALL_SECONDS)
             with self._looking:
                 _shut_down()
         self._workers, self._engines = {}, {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,18 @@ def test_a_file_that_is_too_large_is_refused(run: Path, monkeypatch: pytest.Monk
     error = called(view, run, "--html", run / "page.html").exception
     assert "choose fewer with --step, --group or --filter" in str(error)
     assert not (run / "page.html").exists()
+
+
+def test_a_full_disk_leaves_no_file(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = run.parent / "pages"
+    folder.mkdir()
+    monkeypatch.setattr(os, "fsync", full)
+    error = called(view, run, "--html", folder / "page.html").exception
+    assert "page.html cannot be written: No space left on device" in str(error)
+    assert list(folder.iterdir()) == []
 
 
 def test_hostile_text_stays_data(tmp_path: Path) -> None:

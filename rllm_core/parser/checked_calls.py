@@ -1,4 +1,4 @@
-"""Checks of what the methods of a parser returned."""
+"""Calls of the methods of a parser, with checks of what they returned."""
 
 from __future__ import annotations
 

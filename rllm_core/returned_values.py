@@ -4,8 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from rllm_core.errors import RunError
+
+ResultT = TypeVar("ResultT")
+
+
+def checked(owner: str, check: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Returns ``check(*arguments)``, a check of what third-party code returned.
+
+    Args:
+        owner: Name of the code, for errors.
+        check: Raises ValueError, with a message that names the call.
+        arguments: Arguments of ``check``.
+
+    Raises:
+        RunError: If the check fails.
+    """
+    try:
+        return check(*arguments)
+    except ValueError as error:
+        raise RunError(f"{owner}: {error}") from error
 
 
 def finite_numbers(returned: object, what: str) -> dict[str, float]:
