@@ -157,8 +157,9 @@ def run(request: dict[str, Any]) -> NoReturn:
         opened = os.open(place, mode)
         os.dup2(opened, descriptor)
         os.close(opened)
-    # A shell starts commands in the background with SIGINT ignored, and children inherit that.
+    # A shell starts commands in the background with SIGINT ignored, nohup with SIGHUP, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - without what has been read of the requests
     os.environ.clear()
     os.environ.update(request["environment"])
