@@ -32,7 +32,7 @@ STOP_SECONDS = 20.0
 PATIENCE_SECONDS = 3.0  # well below the deadlines of clients
 # All batches have the same shape, so that nothing is compiled twice. Stale clients lose their adapters soon, so that
 # many short runs can share a server with few adapter slots.
-ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size": 16, "sample_max_num_sequences": 16}
+ENGINE = {"max_lora_adapters": 20, "max_lora_rank": 8, "train_micro_batch_size": 16, "sample_max_num_sequences": 32}
 LIMITS = {"session-timeout-sec": 25, "session-cleanup-interval-sec": 5}
 
 
