@@ -6,9 +6,12 @@ selected, never when it is listed.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -28,15 +31,28 @@ def resolve(path: str) -> Any:
         path: ``"package.module:Name"``, or ``"/folder/file.py:Name"`` for a file of the user.
     """
     file, separator, attributes = path.rpartition(".py")
-    if separator and attributes[:1] in ("", ":"):
-        found: Any = _module_of(f"{file}.py")
-        attributes = attributes[1:]
-    else:
-        module_name, _, attributes = path.partition(":")
-        found = importlib.import_module(module_name)
+    with _garbage_kept():
+        if separator and attributes[:1] in ("", ":"):
+            found: Any = _module_of(f"{file}.py")
+            attributes = attributes[1:]
+        else:
+            module_name, _, attributes = path.partition(":")
+            found = importlib.import_module(module_name)
     for attribute in filter(None, attributes.split(".")):
         found = getattr(found, attribute)
     return found
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Pauses garbage collection: it finds nothing in an import of torch, and takes a sixth of its time."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def module_name_of(file: str) -> str:

@@ -34,9 +34,11 @@ def pytest_sessionstart() -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Keeps the compiled tests for the next process where PYTHONDONTWRITEBYTECODE is set, but not what tests write."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    gc.disable()  # until all tests are imported there is nothing to find
     try:
         return (yield)
     finally:
+        gc.enable()
         sys.dont_write_bytecode = before
 
 

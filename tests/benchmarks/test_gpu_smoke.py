@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -86,14 +88,43 @@ def test_a_shape_has_a_tokenizer_for_all_of_its_ids(name: str, tmp_path: Path) -
     assert prompt.endswith("<|im_start|>assistant\n")
 
 
+COLLECT_ALL = """
+import json, sys
+import pytest
+
+for arguments in json.loads(sys.argv[1]):
+    print("collected", *arguments)
+    assert pytest.main(arguments) == 0
+"""
+
+
 @pytest.mark.slow
-def test_a_dry_run_imports_and_collects_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for devices in ("1", "8"):
-        output = tmp_path / devices
-        code = gpu_smoke.main(["--dry-run", "--devices", devices, "--output", str(output), "--minutes", "60"])
-        printed = capsys.readouterr().out
-        assert code == 0, printed
-        for part in chosen(int(devices)):
-            text = (output / part.name / "output.txt").read_text(encoding="utf-8")
-            assert "no tests collected" not in text
-            assert "::test_" in text or not part.tests, text
+def test_a_dry_run_imports_and_collects_every_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file in a process of its own, as in a part; parts of one file only choose other tests of it."""
+    parts = list({part.tests[:1]: part for part in reversed(PARTS)}.values())
+    monkeypatch.setattr(gpu_smoke, "chosen", lambda devices: parts)
+    output = tmp_path / "out"
+    code = gpu_smoke.main(["--dry-run", "--output", str(output), "--minutes", "60"])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    for part in parts:
+        text = (output / part.name / "output.txt").read_text(encoding="utf-8")
+        assert "::test_" in text or not part.tests, text
+
+
+@pytest.mark.slow
+def test_every_part_has_tests() -> None:
+    """Collects them in one process, with the arguments of the process that each of them would be."""
+    commands = [part.command(dry_run=True) for part in PARTS if part.tests]
+    assert all(command[:3] == [sys.executable, "-m", "pytest"] for command in commands)
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT_ALL, json.dumps([command[3:] for command in commands])],
+        cwd=gpu_smoke.ROOT, env=os.environ | {"PYTHONPATH": gpu_smoke._python_path()}, capture_output=True, text=True,
+        timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    collected = done.stdout.split("collected -p")[1:]
+    assert len(collected) == len(commands)
+    assert all("::test_" in of_a_part for of_a_part in collected), done.stdout

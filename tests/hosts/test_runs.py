@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from forked import Forked, Forks
 from hosted import WORKFLOWS
 
 import rllm_core
@@ -131,10 +131,12 @@ rllm_core.train("guess" if not resume else None, None if resume else settings, r
 """
 
 
-def start(folder: Path, how: str, settings: dict[str, Any], last: int = 1000) -> subprocess.Popen[bytes]:
+def start(forking: Forks, folder: Path, how: str, settings: dict[str, Any], last: int = 1000) -> Forked:
     """Starts a run in a process of its own, which goes no further than the step ``last``."""
-    command = [sys.executable, "-c", KILLED, str(folder), json.dumps(settings), how, str(last)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    program = folder.with_name("killed.py")
+    program.write_text(KILLED)
+    arguments = [str(folder), json.dumps(settings), how, str(last)]
+    return forking.start(arguments, program=str(program), output=folder.with_name("output"))
 
 
 def workers_of(pid: int) -> list[int]:
@@ -154,7 +156,7 @@ def steps_done(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.by_hand)])
-def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> None:
+def test_killed_workers_leave_the_books_complete(forking: Forks, tmp_path: Path, kills: int) -> None:
     """Workers are killed at random moments; the run ends as if nothing had happened, with more attempts."""
     generator = random.Random(0)
     # Asynchronous, so that rollouts run all the time; as many steps as the kills need.
@@ -163,7 +165,7 @@ def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> 
         "rollout.host": "processes", "rollout.workers": 2, "rollout.max_attempts": 1000,
     }  # fmt: skip
     folder = tmp_path / "run"
-    run = start(folder, "train", settings)
+    run = start(forking, folder, "train", settings)
     try:
         killed = 0
         while killed < kills and run.poll() is None:
@@ -178,7 +180,7 @@ def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> 
                 time.sleep(0.01)
         assert run.wait() == 0
     finally:
-        run.kill()
+        run.send_signal(signal.SIGKILL)
     summary = json.loads((folder / "summary.json").read_text())
     assert killed == kills
     assert summary["status"] == "completed"
@@ -189,24 +191,25 @@ def test_killed_workers_leave_the_books_complete(tmp_path: Path, kills: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.by_hand)])
-def test_a_killed_driver_can_resume(tmp_path: Path, kills: int) -> None:
-    settings = SMALL | {"rollout.host": "processes", "rollout.workers": 2, "training.steps": 2 + 2 * kills}
+def test_a_killed_driver_can_resume(forking: Forks, tmp_path: Path, kills: int) -> None:
+    settings = SMALL | {"rollout.host": "processes", "rollout.workers": 2, "training.steps": 3 + 2 * kills}
     whole = train(tmp_path / "whole", "guess", **(settings | {"rollout.host": "inline", "rollout.workers": None}))
     folder, how = tmp_path / "run", "train"
     for number in range(kills):
-        run = start(folder, how, settings, last=2 + 2 * number)  # so that it has not ended before it is killed
+        run = start(forking, folder, how, settings, last=3 + 2 * number)  # so that it has not ended before it is killed
         how = "resume"
-        while steps_done(folder) < 1 + 2 * number and run.poll() is None:
+        while steps_done(folder) < 2 + 2 * number and run.poll() is None:
             time.sleep(0.01)
         workers = workers_of(run.pid)
         assert workers
-        run.kill()
+        run.send_signal(signal.SIGKILL)
         run.wait()
         deadline = time.monotonic() + 600
         while any(Path(f"/proc/{pid}").exists() for pid in workers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    assert start(folder, "resume", settings).wait() == 0
+    assert start(forking, folder, "resume", settings).wait() == 0
+    assert json.loads((folder / "summary.json").read_text())["resumed_from_step"] > 0
     assert metrics(folder) == metrics(whole)
     assert verify(folder).problems == []
 

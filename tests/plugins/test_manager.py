@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import importlib_metadata
@@ -27,6 +29,7 @@ from rllm_core.providers import (
     Provider,
     RewardFunctionProvider,
     WorkflowProvider,
+    resolve,
 )
 
 Build = Callable[..., PluginManager]
@@ -466,3 +469,12 @@ def test_a_slow_import_is_announced_while_it_lasts(
     manager("rllm-good").providers(BackendProvider)
     assert "still importing plugin 'good' (rllm-good 1.2) after 0.05 s, now at " in caplog.text
     assert "if it never ends: rllm-core plugins disable good" in caplog.text
+
+
+@pytest.mark.parametrize("last_line", ["", "raise RuntimeError"])
+def test_no_garbage_is_collected_during_an_import(tmp_path: Path, last_line: str) -> None:
+    (tmp_path / "code.py").write_text(f"import gc, sys\nsys.is_collecting = gc.isenabled()\n{last_line}\n")
+    with pytest.raises(RuntimeError) if last_line else nullcontext():
+        resolve(f"{tmp_path}/code.py")
+    assert not vars(sys).pop("is_collecting")
+    assert gc.isenabled()

@@ -6,6 +6,7 @@ string hashes with the other forks, so a test of equal bytes needs a real proces
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -157,8 +158,9 @@ def run(request: dict[str, Any]) -> NoReturn:
         opened = os.open(place, mode)
         os.dup2(opened, descriptor)
         os.close(opened)
-    # A shell starts commands in the background with SIGINT ignored, and children inherit that.
+    # A shell starts commands in the background with SIGINT ignored, nohup with SIGHUP, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - without what has been read of the requests
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -173,7 +175,10 @@ def run(request: dict[str, Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it finds nothing in these imports
     import preloaded  # noqa: F401 - not for those who only import this module
+
+    gc.enable()
 
     from rllm_core import cli
 

@@ -7,6 +7,7 @@ neither process outlives its parent.
 
 import argparse
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -56,6 +57,11 @@ class RequestLog:
 
 
 def engine():
+    gc.disable()  # finds nothing while JAX and transformers are imported, and never need look at them again
+    import skyrl.backends.jax  # noqa: F401 - the engine imports it later
+
+    gc.freeze()
+    gc.enable()
     sys.argv = ["skyrl.tinker.engine", *sys.argv[2:]]
     runpy.run_module("skyrl.tinker.engine", run_name="__main__")
 

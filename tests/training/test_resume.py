@@ -21,8 +21,10 @@ from rllm_viewer.verify import verify
 
 STEPS = 40
 COMMAND = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup make test ignores it, which children inherit
 import rllm_devkit.scripted_plugin
 from rllm_devkit import scripted
 from rllm_core.cli import main

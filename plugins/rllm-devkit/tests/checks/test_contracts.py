@@ -15,6 +15,7 @@ from rllm_core import providers
 from rllm_core.plugins import PluginManager
 from rllm_devkit import scripted_plugin as scripted
 from rllm_devkit.checks.check_names import BUILT, checks_of
+from rllm_devkit.checks.hosts import ROLLOUT_HOST_CHECKS
 from rllm_devkit.checks.provided import Request, check_provided
 from rllm_devkit.contracts import (
     AdvantageEstimatorContract,
@@ -66,6 +67,11 @@ class TestInline(RolloutHostContract):
 class TestProcesses(RolloutHostContract):
     name: ClassVar[str] = "processes"
     overrides: ClassVar[tuple[str, ...]] = ("rollout.workers=2",)
+
+    def test_nothing_is_skipped(self) -> None:
+        found = self._results()
+        assert set(found) >= set(ROLLOUT_HOST_CHECKS)
+        assert {name for name, result in found.items() if result.outcome != "passed"} == set()
 
 
 AUTHOR = """

@@ -8,7 +8,6 @@ import gc
 import noncompliant_hosts as bad
 import pytest
 
-from rllm_core.builtin.process_host import Processes
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.hosts.inline import Inline
 from rllm_devkit.checks import check_rollout_host, hosts
@@ -20,14 +19,12 @@ ENOUGH_SECONDS = 10.0  # likewise, after workers have started
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("host", "skipped"), [(Inline, ["capacity", "lost workers"]), (Processes, [])], ids=["inline", "processes"]
-)
-def test_the_hosts_of_the_core_pass(host: type[RolloutHost], skipped: list[str]) -> None:
-    results = asyncio.run(check_rollout_host(host, seconds=LONG_SECONDS))
+def test_the_process_of_the_run_passes() -> None:
+    """Processes pass in `test_contracts.TestProcesses`."""
+    results = asyncio.run(check_rollout_host(Inline, seconds=LONG_SECONDS))
     assert [result.name for result in results] == list(ROLLOUT_HOST_CHECKS)
     assert [result for result in results if result.outcome == "failed"] == []
-    assert [result.name for result in results if result.outcome == "skipped"] == skipped
+    assert [result.name for result in results if result.outcome == "skipped"] == ["capacity", "lost workers"]
 
 
 @pytest.mark.slow
