@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rllm_core.errors import RunError, UserError
-from rllm_core.returned_values import checked
 from rllm_core.run_file import Section, validated
 from rllm_core.text import one_line
 
@@ -56,4 +55,7 @@ class Configured:
         Raises:
             RunError: If the check raises ValueError; names the component.
         """
-        return checked(self.label, check, *arguments)
+        try:
+            return check(*arguments)
+        except ValueError as error:
+            raise RunError(f"{self.label}: {error}") from error
