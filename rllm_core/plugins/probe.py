@@ -30,6 +30,7 @@ from rllm_core.providers import KINDS, resolve
 from rllm_core.sandbox.in_child import die_with_parent
 
 ASKED_WHERE_ANSWER = "(most recent call first):"
+LAST_LINES = ("in _run_module_as_main\n", "  ...\n")  # the second of a deep stack; lines are written one by one
 RAISED = "raised"
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -178,13 +179,13 @@ def _no_report(what: str, place: CodePlace | None, said: str = "") -> NoReport:
 def _stuck_at(child: subprocess.Popen[bytes], output: Path) -> CodePlace | None:
     """Asks a process that uses `report` where its main thread is; None if the process does not answer in time."""
     child.send_signal(ASKED_WHERE)
-    latest = time.monotonic() + LATEST_ANSWER_SECONDS
+    latest, text = time.monotonic() + LATEST_ANSWER_SECONDS, ""
     while time.monotonic() < latest:
         text = output.read_text(errors="replace")
-        if ASKED_WHERE_ANSWER in text and text.endswith("\n"):
-            return place_in(text)
+        if ASKED_WHERE_ANSWER in text and text.endswith(LAST_LINES):
+            break
         time.sleep(0.02)
-    return None
+    return place_in(text) if ASKED_WHERE_ANSWER in text else None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rllm_core.plugins import probe
 from rllm_devkit.checks import plugin as check
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -109,6 +112,22 @@ def test_a_heavy_import_is_named(rllm_core: Run) -> None:
         "outcome": "failed",
         "detail": "imports torch when it is loaded",
     }
+
+
+def test_the_place_of_a_hang_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process writes its stack line by line, and the plugin is seldom on the first one."""
+    begins = 'Thread 0x1 (most recent call first):\n  File "threading.py", line 327 in wait\n'
+    whole = begins + '  File "stack.py", line 5 in <module>\n  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+    output = tmp_path / "output"
+
+    def answer(number: int) -> None:
+        output.write_text(begins)
+        threading.Timer(0.2, output.write_text, [whole]).start()
+
+    monkeypatch.setattr(probe, "LATEST_ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(probe, "place_in", lambda text: text)
+    child: Any = SimpleNamespace(send_signal=answer)
+    assert probe._stuck_at(child, output) == whole
 
 
 def test_a_provider_that_hangs_is_ended_with_all_it_has_started(rllm_core_process: Run) -> None:
