@@ -150,9 +150,10 @@ def record_step(
     for name, value in metric_means([episode for item in consumed for episode in item.episodes]).items():
         record(f"{WORKFLOW}/{name}", value, reduction="last")
     record("sampled_tokens", sum(sample.sampled_tokens for sample in samples))
-    logprobs = [sample.logprobs for sample in samples if sample.logprobs is not None and sample.sampled_tokens]
-    if logprobs:
-        record("sampled_entropy", 0.0 - float(np.concatenate(logprobs).mean(dtype=np.float64)))
+    known = [sample.logprobs for sample in samples if sample.logprobs is not None]
+    logprobs = np.concatenate(known) if known else np.empty(0)
+    if len(logprobs):
+        record("sampled_entropy", 0.0 - float(logprobs.mean(dtype=np.float64)))
     if samples:
         record("distinct_samples_share", len({s.token_ids.tobytes() for s in samples}) / len(samples))
 
