@@ -38,8 +38,8 @@ def resolve(path: str) -> Any:
         else:
             module_name, _, attributes = path.partition(":")
             found = importlib.import_module(module_name)
-    for attribute in filter(None, attributes.split(".")):
-        found = getattr(found, attribute)
+        for attribute in filter(None, attributes.split(".")):  # which some modules import only now
+            found = getattr(found, attribute)
     return found
 
 

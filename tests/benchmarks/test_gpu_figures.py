@@ -28,6 +28,15 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every side run `SIDE`."""
+    (tmp_path / "scripted_side.py").write_text(SIDE, encoding="utf-8")
+    monkeypatch.setattr(sides, "ROOT", tmp_path)
+    for side in gpu.MODULES:
+        monkeypatch.setitem(gpu.MODULES, side, "scripted_side")
+
+
 class Trials:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -93,6 +102,7 @@ def test_every_side_is_asked_for_the_same_model() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(
     ("hangs_at", "fails_at", "seconds", "timed", "reason"),
     [
@@ -103,17 +113,12 @@ def test_every_side_is_asked_for_the_same_model() -> None:
     ],
 )
 def test_a_side_that_fails_or_hangs_ends_in_time(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     hangs_at: int,
     fails_at: int,
     seconds: float,
     timed: int,
     reason: str | None,
 ) -> None:
-    (tmp_path / "scripted_side.py").write_text(SIDE, encoding="utf-8")
-    monkeypatch.setattr(sides, "ROOT", tmp_path)
-    monkeypatch.setitem(gpu.MODULES, "local", "scripted_side")
     trials: Any = Trials()
     request = {"steps": gpu.WARM_UP_STEPS + gpu.MAX_STEPS, "device": "cpu", "hangs_at": hangs_at, "fails_at": fails_at}
     gpu.train(gpu.Turn("local", seconds), request, sys.executable, trials)
@@ -125,6 +130,7 @@ def test_a_side_that_fails_or_hangs_ends_in_time(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(
     ("fails_at", "hangs_at", "seconds", "timed", "reason"),
     [
@@ -136,21 +142,15 @@ def test_a_side_that_fails_or_hangs_ends_in_time(
     ],
 )
 def test_sides_that_alternate_end_in_time(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fails_at: int,
     hangs_at: int,
     seconds: float,
     timed: int,
     reason: str | None,
 ) -> None:
-    (tmp_path / "scripted_side.py").write_text(SIDE, encoding="utf-8")
-    monkeypatch.setattr(sides, "ROOT", tmp_path)
     trials: Any = Trials()
     asked = {"steps": gpu.WARM_UP_STEPS + gpu.MAX_STEPS, "device": "cpu", "hangs_at": 0, "fails_at": 0}
     requests = {"verl": asked, "main_ppo": {**asked, "hangs_at": hangs_at, "fails_at": fails_at}}
-    for side in requests:
-        monkeypatch.setitem(gpu.MODULES, side, "scripted_side")
     gpu.train_in_turns(requests, dict.fromkeys(requests, sys.executable), seconds, trials)
     steps = [row for row in trials.rows if row["kind"] == "step" and row["step"] > gpu.WARM_UP_STEPS]
     order = [row["side"] for row in steps if row["step"] <= gpu.WARM_UP_STEPS + timed]

@@ -5,18 +5,16 @@ Names are imported on first use, because importing verl's workers takes many sec
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-from collections.abc import Iterator
 from functools import cache
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from rllm_core.errors import ConfigError
+from rllm_core.providers import resolve
 
 SUPPORTED = SpecifierSet(">=0.9.1,<0.10")
 # Where TRL is installed, verl's FSDP trainers import its AutoModelForCausalLMWithValueHead, which TRL 1.13 removed.
@@ -134,24 +132,11 @@ def use(name: str) -> Any:
     version = installed_version()
     module, _, attribute = _places(version)[name].partition(":")
     try:
-        with _garbage_kept():
-            return getattr(import_module(module), attribute or name)
+        return resolve(f"{module}:{attribute or name}")
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"verl {version} has no {module}.{attribute or name}, or it cannot be imported: {error}"
         ) from error
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Pauses garbage collection: it finds nothing during an import of verl and vLLM, and takes a fifth of its time."""
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_collecting:
-            gc.enable()
 
 
 def _places(version: str) -> dict[str, str]:
