@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from rllm_local.engine import LocalEngine
 from rllm_local.fused import FusedDecoder
 from rllm_local.model import (
     autocast_dtype,
+    compute_dtype,
     load_model,
     make_decoder,
     max_cache_positions,
@@ -157,6 +159,31 @@ def tokens_ahead(side: Side) -> float:
     requests = side.requests(4, 4, 50)
     one, many = (side.sampled(requests, tokens_ahead=count) for count in (1, 16))
     return float(np.mean([np.array_equal(a.token_ids, b.token_ids) for a, b in zip(one, many, strict=True)]))
+
+
+def with_and_without_graphs(side: Side) -> dict[str, Any]:
+    """Compares completions with CUDA graphs, which branch and outgrow the cache, with those of the plain fused decoder.
+
+    Returns the decoder's class, the share of equal completions, the mean difference of log-probabilities while tokens
+    are the same, and how many times faster graphs are.
+    """
+    requests, usual = side.requests(4, 16, 300), side.decoder
+    found, seconds = [], []
+    for decoder in (usual, FusedDecoder(side.model, compute_dtype(side.local), shares_weights=True)):
+        side.decoder = decoder
+        side.sampled(requests, tokens_ahead=16)
+        began = time.perf_counter()
+        found.append(side.sampled(requests, tokens_ahead=16))
+        seconds.append(time.perf_counter() - began)
+    side.decoder = usual
+    gaps, same = [], []
+    for mine, theirs in zip(*found, strict=True):
+        differs = np.flatnonzero(mine.token_ids != theirs.token_ids)
+        until = int(differs[0]) if len(differs) else len(mine.token_ids)
+        gaps.append(np.abs(mine.logprobs[:until] - theirs.logprobs[:until]))
+        same.append(not len(differs))
+    gap = float(np.concatenate(gaps).mean())
+    return {"decoder": type(usual).__name__, "same": np.mean(same), "gap": gap, "faster": seconds[1] / seconds[0]}
 
 
 def truncated_draws(device: str, vocabulary: int, rows: int = 16) -> float:

@@ -68,6 +68,17 @@ def test_tokens_ahead_and_draws_are_those_of_a_cpu(side_of: SideOf) -> None:
     assert truncated_draws("cuda", 151_936) >= 0.99
 
 
+@pytest.mark.parametrize(("dtype", "same"), [("auto", 0.0), ("float32", 0.9)])
+def test_graphs_replay_what_the_kernels_compute(dtype: str, same: float, side_of: SideOf) -> None:
+    from local_side import with_and_without_graphs
+
+    found = with_and_without_graphs(side_of(dtype=dtype, matmul_precision="highest"))
+    print(found)
+    assert found["decoder"] == "GraphDecoder"
+    assert found["same"] >= same  # bfloat16 rounds differently, because attention to a masked cache has another kernel
+    assert found["gap"] <= GREATEST_MEAN_GAP
+
+
 def test_sampling_has_a_stream_of_its_own_and_keeps_to_the_limit_of_its_cache(side_of: SideOf) -> None:
     import torch
     from local_side import engine_of_its_own_thread

@@ -67,6 +67,7 @@ class FusedDecoder:
     """
 
     title: ClassVar[str] = "fused decoder"
+    probe_steps: ClassVar[int] = 1
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, shares_weights: bool = False) -> None:
         config: Any = model.config
@@ -113,7 +114,8 @@ class FusedDecoder:
         for decoder in decoders:
             first = decoder.prefill(prompts, padding)
             decoder.select(torch.tensor([1, 0, 1], device=device))
-            results.append(torch.cat([first, decoder.step(prompts[0, :3])]))
+            steps = [decoder.step(prompts[0, :3]).clone() for _ in range(self.probe_steps)]
+            results.append(torch.cat([first, *steps]))
         mine, theirs = results
         if self._dtype == torch.float32 and (device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"):
             return torch.allclose(mine, theirs, atol=FUSED_TOLERANCE, rtol=FUSED_TOLERANCE)
@@ -271,14 +273,12 @@ class FusedDecoder:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Decoder`."""
         rows, length = len(tokens), self._length
-        if length == self._cache.positions:
-            self._cache.grow()
-        self._grow_rotations(length + 1)
+        self._make_room()
         if self._padding is None or self._bias is None:
             rotations = self._rotations[length]
         else:
             rotations = self._rotations[length - self._padding][:, None]
-            self._bias = F.pad(self._bias, (0, 1))
+            self._bias = F.pad(self._bias, (0, length + 1 - self._bias.shape[-1]))
         self._length = length + 1
         x = self._embedded(tokens)
         for index, layer in enumerate(self._layers):
@@ -290,6 +290,12 @@ class FusedDecoder:
             self._kept_logits = torch.empty(numbers)
         return self._logits_into(x, self._kept_logits[:numbers].view(rows, -1))
 
+    def _make_room(self) -> None:
+        """Ensures that the cache and the rotations have room for one more position."""
+        if self._length == self._cache.positions:
+            self._cache.grow()
+        self._grow_rotations(self._length + 1)
+
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._embedding[tokens].to(self._sum_dtype)
 
@@ -299,16 +305,22 @@ class FusedDecoder:
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[:, :, self._length - 1] = k
         values[:, :, self._length - 1] = v
-        q = q.view(len(q), self._kv_heads, -1, self._head_dim)
         seen, read = keys[:, :, : self._length], values[:, :, : self._length]
+        return self._mlp(x, self._attended(q, seen, read, self._bias), layer)
+
+    def _attended(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns the attention's output, ``(rows, heads * head_dim)``, for queries ``(rows, heads, head_dim)``."""
+        q = q.view(len(q), self._kv_heads, -1, self._head_dim)
         if self._dtype == torch.float32:
-            scores = torch.matmul(q, seen.transpose(-1, -2))
-            if self._bias is not None:
-                scores = scores + self._bias
-            mixed = torch.matmul(scores.softmax(-1), read)
+            scores = torch.matmul(q, keys.transpose(-1, -2))
+            if bias is not None:
+                scores = scores + bias
+            mixed = torch.matmul(scores.softmax(-1), values)
         else:
-            mixed = F.scaled_dot_product_attention(q, seen, read, self._bias, scale=1.0)
-        return self._mlp(x, mixed.reshape(len(q), -1), layer)
+            mixed = F.scaled_dot_product_attention(q, keys, values, bias, scale=1.0)
+        return mixed.reshape(len(q), -1)
 
     def _queries_keys_values(
         self, x: torch.Tensor, layer: _Layer, rotations: torch.Tensor

@@ -21,6 +21,7 @@ from rllm_local import attention, memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
 from rllm_local.fused import FusedDecoder
+from rllm_local.graph_decoder import GraphDecoder
 from rllm_local.kernel_decoder import KernelDecoder
 from rllm_local.vision import ImageSource
 
@@ -231,7 +232,11 @@ def make_decoder(
     """
     dtype, of_training = compute_dtype(config), autocast_dtype(config)
     if FusedDecoder.supports(model):
-        kinds = (KernelDecoder, FusedDecoder) if KernelDecoder.supports(model, dtype) else (FusedDecoder,)
+        kinds: list[type[FusedDecoder]] = [FusedDecoder]
+        if model.device.type == "cuda":
+            kinds.insert(0, GraphDecoder)
+        elif KernelDecoder.supports(model, dtype):
+            kinds.insert(0, KernelDecoder)
         for kind in kinds:
             fused = kind(model, dtype, shares_weights=shares_weights)
             with torch.inference_mode():
