@@ -182,8 +182,12 @@ def with_and_without_graphs(side: Side) -> dict[str, Any]:
         until = int(differs[0]) if len(differs) else len(mine.token_ids)
         gaps.append(np.abs(mine.logprobs[:until] - theirs.logprobs[:until]))
         same.append(not len(differs))
-    gap = float(np.concatenate(gaps).mean())
-    return {"decoder": type(usual).__name__, "same": np.mean(same), "gap": gap, "faster": seconds[1] / seconds[0]}
+    return {
+        "decoder": type(usual).__name__,
+        "same": float(np.mean(same)),
+        "gap": float(np.concatenate(gaps).mean()),
+        "faster": seconds[1] / seconds[0],
+    }
 
 
 def truncated_draws(device: str, vocabulary: int, rows: int = 16) -> float:

@@ -74,7 +74,9 @@ def test_samplers_give_the_same_tokens(side_of: Callable[..., Side]) -> None:
     side = side_of()
     assert local_side.tokens_ahead(side) >= 0.9
     assert local_side.truncated_draws("cpu", VOCABULARY, rows=3) == 1
-    assert local_side.with_and_without_graphs(side)["same"] == 1
+    found = local_side.with_and_without_graphs(side)
+    assert found["same"] >= 0.9
+    assert found["gap"] < 1e-5
     engine, completions, _ = local_side.engine_of_its_own_thread(side, 0.02)
     assert engine._stream is None
     expected = side.sampled(side.requests(1, 64, 100))
