@@ -28,7 +28,7 @@ def one_line(error: BaseException) -> str:
     """Returns an exception as one line of text."""
     try:
         text = printable(_text(error))
-    except Exception as mute:  # __str__ may be third-party code
+    except BaseException as mute:  # __str__ may be third-party code, and a SystemExit from it would end the process
         text = f"its message is not available: {type(mute).__name__}"
     if isinstance(error, PluginError):
         return text

@@ -76,7 +76,9 @@ def run_command(current: Session, args: Sequence[str] | None) -> NoReturn:
         with contextlib.suppress(OSError):  # a closed terminal
             _report(current, error, f"{error.label}{error}", args)
         sys.exit(error.exit_code)
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # plugins may raise anything
         from rllm_core.plugins.blame import blamed
 
         hint = "" if current.verbose else " (run rllm-core -v ... for the traceback)"
@@ -85,7 +87,7 @@ def run_command(current: Session, args: Sequence[str] | None) -> NoReturn:
     sys.exit(0)
 
 
-def _report(current: Session, error: Exception, line: str, args: Sequence[str] | None) -> None:
+def _report(current: Session, error: BaseException, line: str, args: Sequence[str] | None) -> None:
     """Prints one line on stderr, after the traceback with ``-v``; with ``--json`` also an object on stdout."""
     if current.verbose:
         traceback.print_exception(error)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from rllm_core.errors import RunError, StallError
 from rllm_core.limits.guard import stack_of
 from rllm_core.limits.loop_thread import in_thread
-from rllm_core.limits.timeouts import GRACE_SECONDS, first_of, stop, whereabouts, within
+from rllm_core.limits.timeouts import GRACE_SECONDS, Escaped, first_of, stop, whereabouts, within
 from rllm_core.plugins.blame import place_among
+from rllm_core.text import one_line
 
 ResultT = TypeVar("ResultT")
 
@@ -28,7 +29,8 @@ def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
     If an event loop is already running in this thread, as in a notebook, the new one gets its own thread.
 
     `asyncio.run` would wait forever for a task that ignores its cancellation or for a thread of the loop's pool. It
-    would also end as soon as any task raises ``SystemExit``; here, such a task fails only the code that awaits it.
+    would also end as soon as any task raises ``SystemExit`` or ``KeyboardInterrupt``; here, such a task fails only the
+    code that awaits it.
 
     Args:
         main: Coroutine to run.
@@ -37,6 +39,7 @@ def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
 
     Raises:
         RunError: If ``main`` was cancelled, but not by a signal.
+        Escaped: If ``main`` raised ``SystemExit``.
     """
     try:
         asyncio.get_running_loop()
@@ -51,19 +54,14 @@ def _run(main: Coroutine[Any, Any, ResultT], left: list[str], runner: asyncio.Ru
     runner.get_loop().set_default_executor(pool)
     task = runner.get_loop().create_task(main)
     try:
-        while True:
-            try:
-                runner.run(_end_of(task))
-                return task.result()
-            except SystemExit:  # any task that raises it ends `runner.run`; only our own task counts
-                if task.done():
-                    raise
+        return _result_of(task, runner)
     except asyncio.CancelledError:
         raise RunError(
             "the run was cancelled from within; a workflow or plugin cancelled tasks that are not its own"
         ) from None
     finally:
-        left += runner.run(_stop_the_rest())
+        rest = asyncio.all_tasks(runner.get_loop())
+        left += _result_of(runner.get_loop().create_task(_stop(rest)), runner)
         pool.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + GRACE_SECONDS
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
@@ -75,6 +73,21 @@ def _run(main: Coroutine[Any, Any, ResultT], left: list[str], runner: asyncio.Ru
             runner.close()
 
 
+def _result_of(task: asyncio.Task[ResultT], runner: asyncio.Runner) -> ResultT:
+    while not task.done():
+        try:
+            runner.run(_end_of(task))
+        except SystemExit:  # any task that raises it ends `runner.run`; only this one counts
+            continue
+        except KeyboardInterrupt:  # likewise, unless it stands for SIGINT, which `_end_of` passes on
+            if task.cancelling():
+                raise
+    try:
+        return task.result()
+    except SystemExit as error:
+        raise Escaped(one_line(error)) from error  # else third-party code would choose the exit code of the process
+
+
 async def _end_of(task: asyncio.Task[Any]) -> None:
     try:
         await asyncio.wait([task])
@@ -84,8 +97,7 @@ async def _end_of(task: asyncio.Task[Any]) -> None:
         raise
 
 
-async def _stop_the_rest() -> list[str]:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+async def _stop(tasks: set[asyncio.Task[Any]]) -> list[str]:
     stuck = await stop(*tasks)
     left = [whereabouts(stuck)] if stuck else []
     try:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.errors import StallError
+from rllm_core.errors import RunError, StallError
 from rllm_core.limits.guard import patience
-from rllm_core.plugins.blame import Frame, place_among
+from rllm_core.plugins.blame import Frame, place_among, place_of
+from rllm_core.text import one_line
 
 ResultT = TypeVar("ResultT")
 
@@ -32,7 +33,7 @@ async def contained(awaitable: Awaitable[ResultT]) -> ResultT:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise Escaped(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+        raise Escaped(one_line(error)) from error
 
 
 async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> ResultT:
@@ -40,6 +41,7 @@ async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> Re
 
     Raises:
         StallError: After ``seconds``; ``awaitable`` is cancelled, and the message names it by ``what``.
+        RunError: If ``awaitable`` was cancelled, but not its caller.
     """
     task = asyncio.ensure_future(contained(awaitable))
     try:
@@ -49,7 +51,12 @@ async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> Re
         await stop(task)
         raise
     if task.done():
-        return task.result()
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:  # nothing cancelled the caller, which must not end as if it were
+            origin = place_of(error)
+            at = f" at {origin.where} in {origin.function}()" if origin is not None else ""
+            raise RunError(f"{what} was cancelled from within{at}") from error
     place = waiting_at(task)
     late = f"{what} did not end within {seconds:g} s" + (f"; it waits at {place}" if place else "")
     if await stop(task):

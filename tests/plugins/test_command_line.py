@@ -262,6 +262,7 @@ def test_main_prints_one_line_and_the_exit_code(
             r"error: \S*test_command_line\.py:\d+: ZeroDivisionError: by zero \(run rllm-core -v \.\.\. for the trace"
             r"back\)\n",
         ),
+        (GeneratorExit("done"), 1, r"error: \S*test_command_line\.py:\d+: GeneratorExit: done \(run rllm-core .*\)\n"),
     ):
         monkeypatch.setattr(entry, "cli", broken_cli(error))
         with pytest.raises(SystemExit) as caught:

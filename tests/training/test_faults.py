@@ -415,6 +415,15 @@ def test_a_backend_that_fails_at_its_end_changes_nothing(play: Any) -> None:
     assert isinstance(run.error, ValueError)
 
 
+def test_a_backend_that_cancels_its_own_call_is_named(play: Any) -> None:
+    faults = Faults()
+    faults.inject("backend.update_policy", cancels(), when=at(4))
+    faults.inject("backend.shutdown", cancels())
+    run = play(faults)
+    assert_one_line(run.error, "update_policy of backend 'scripted' was cancelled from within")
+    assert_goes_on(play, 2)
+
+
 @pytest.mark.parametrize("ahead", [(), ("training.staleness_threshold=2", "training.partial_rollout=true")])
 @pytest.mark.parametrize("when", ["before", "midway", "never ends", "an older version"])
 def test_a_synchronisation_that_fails_lets_nothing_sample_at_an_unknown_version(

@@ -10,7 +10,7 @@ import pytest
 from rllm_core.errors import RunError, StallError
 from rllm_core.limits import timeouts as deadlines
 from rllm_core.limits.running import run
-from rllm_core.limits.timeouts import within
+from rllm_core.limits.timeouts import Escaped, within
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +74,55 @@ def test_a_thread_of_the_pool_that_does_not_end_is_named_and_left() -> None:
     loops[0].close()
 
 
-def test_a_task_that_exits_fails_who_awaits_it_and_nobody_else() -> None:
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_exits_fails_who_awaits_it_and_nobody_else(error: type[BaseException]) -> None:
     async def exits() -> None:
-        raise SystemExit(3)
+        raise error(3)
 
     async def main() -> str:
         task = asyncio.create_task(exits())
         try:
             await task
-        except SystemExit as leaving:
-            return f"left with {leaving.code}"
+        except error as leaving:
+            return f"left with {leaving}"
         return "stayed"
 
     assert run(main(), []) == "left with 3"
+
+
+def test_the_code_that_is_run_cannot_choose_the_exit_code() -> None:
+    async def main() -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(Escaped, match="SystemExit: 0"):
+        run(main(), [])
+
+
+def test_a_task_that_exits_when_it_is_stopped_does_not_change_the_result() -> None:
+    async def exits() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise SystemExit(0) from None
+
+    async def main() -> int:
+        for task in [asyncio.create_task(exits()) for _ in range(2)]:
+            task.set_name("exits")
+        await asyncio.sleep(0)
+        return 3
+
+    assert run(main(), []) == 3
+
+
+def test_a_call_that_is_cancelled_from_within_is_named_with_its_line() -> None:
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        await within(60.0, "the call", cancels_itself())
+
+    with pytest.raises(RunError, match=r"the call was cancelled from within at .*test_running.py:\d+ in cancels_itself\("):
+        run(main(), [])
 
 
 def test_a_run_that_is_cancelled_from_within_is_an_error() -> None:
