@@ -79,8 +79,8 @@ def _result_of(task: asyncio.Task[ResultT], runner: asyncio.Runner) -> ResultT:
             runner.run(_end_of(task))
         except SystemExit:  # any task that raises it ends `runner.run`; only this one counts
             continue
-        except KeyboardInterrupt:  # likewise, unless it stands for SIGINT, which `_end_of` passes on
-            if task.cancelling():
+        except KeyboardInterrupt as error:  # likewise, unless the runner raised it for SIGINT, or a second SIGINT did
+            if task.cancelling() or isinstance(error.__context__, asyncio.CancelledError):
                 raise
     try:
         return task.result()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Awaitable
+from types import FrameType
 from typing import TypeVar
 
 from rllm_core.limits.guard import leave
@@ -44,7 +46,12 @@ class Signals:
         self._numbers = stopping_signals()
         with contextlib.suppress(RuntimeError):  # in another thread than the main one
             for number in self._numbers:
+                if threading.current_thread() is not threading.main_thread():
+                    self._loop.add_signal_handler(number, self._relayed, number)
+                    continue
                 self._loop.add_signal_handler(number, self._stop, number)
+                signal.signal(number, self._received)  # besides: a blocked loop does not call its handler
+                signal.siginterrupt(number, False)  # as the loop does
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,12 +62,20 @@ class Signals:
         """Records that the run is over."""
         self.trainer, self.is_closing = None, True
 
+    def _received(self, number: int, frame: FrameType | None = None) -> None:
+        now = time.monotonic()
+        self._began = self._began or now
+        if now - self._began > REPEATED_SECONDS:
+            leave(128 + number)
+
+    def _relayed(self, number: signal.Signals) -> None:
+        self._received(number)
+        self._stop(number)
+
     def _stop(self, number: signal.Signals) -> None:
         if self.interrupted is not None:
-            if time.monotonic() - self._began > REPEATED_SECONDS:
-                leave(128 + number)
             return
-        self.interrupted, self._began = Interrupted(int(number), number.name), time.monotonic()
+        self.interrupted = Interrupted(int(number), number.name)
         if self.trainer is not None:
             self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
             self.trainer.interrupt(self.interrupted)

@@ -133,6 +133,19 @@ def test_a_signal_that_is_passed_on_twice_counts_once(again: signal.Signals, mon
     assert (caught.value.exit_code, left) == (143, [])
 
 
+def test_a_second_signal_ends_a_command_whose_event_loop_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(signals, "leave", left.append)
+    monkeypatch.setattr(signals, "REPEATED_SECONDS", 0.0)
+
+    async def blocked() -> tuple[int, ...]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return tuple(left)
+
+    assert asyncio.run(signals.until_signalled(blocked())) == (130,)
+
+
 @pytest.mark.parametrize(
     ("closed", "arguments", "code"),
     [(">&- 2>&-", "--version", 0), ("2>/dev/full", "train no_such_workflow", 2)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -112,6 +113,15 @@ def test_a_task_that_exits_when_it_is_stopped_does_not_change_the_result() -> No
         return 3
 
     assert run(main(), []) == 3
+
+
+def test_ctrl_c_before_the_first_await_interrupts() -> None:
+    async def main() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main(), [])
 
 
 def test_a_call_that_is_cancelled_from_within_is_named_with_its_line() -> None:
