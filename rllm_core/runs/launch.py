@@ -156,8 +156,8 @@ class _Launch:
             at_end.callback(self.signals.close)
             at_end.enter_context(self._outcome())
 
-            versions = [*(run_dir.read_json("plugins.json") or []), _versions(assembly.plugins)]
-            run_dir.write_json("plugins.json", versions)
+            launches, versions = run_dir.read_json("plugins.json") or [], _versions(assembly.plugins)
+            run_dir.write_json("plugins.json", [*launches, versions])
             run_dir.keep_sources(assembly.plugins.sources)
             at_end.callback(lambda: run_dir.keep_sources(assembly.plugins.sources))  # also those loaded during the run
             progress.start(config, run_dir.named, self.summary["resumed_from_step"] or 0)
@@ -167,6 +167,8 @@ class _Launch:
                 )
             if restarted:
                 progress.note(f"{run_dir.named} has no complete checkpoint: restarting at step 0")
+            if launches and (changed := _changed(launches[-1], versions)):
+                progress.note(f"changed since the previous launch: {', '.join(changed)}")
             self.trackers.start(config, str(run_dir.path))
             model = f" with model {config.model.path}" if config.model.path else ""
             progress.waiting(f"starting backend {config.backend!r}{model}")
@@ -327,3 +329,8 @@ def _versions(plugins: PluginManager) -> dict[str, Any]:
         "rllm_core": __version__,
         "plugins": {info.name: f"{info.package} {info.version}" for info in plugins.plugins()},
     }
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    old, new = ({"python": f"Python {versions['python']}", **versions["plugins"]} for versions in (before, now))
+    return [f"{was} -> {new.get(name, 'not installed')}" for name, was in old.items() if new.get(name) != was]

@@ -17,6 +17,7 @@ import pytest
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
 from rllm_core.runs import launch
+from rllm_core.version import __version__
 from rllm_viewer.verify import verify
 
 STEPS = 40
@@ -385,6 +386,19 @@ def test_a_run_without_its_list_of_launches_is_not_resumed(
 
 
 @pytest.mark.slow
+def test_other_plugins_than_in_the_previous_launch_are_noted(run_scripted: Any) -> None:
+    run, said = run_scripted("training.checkpoint_every_steps=2"), Said()
+    assert run_scripted("training.checkpoint_every_steps=2", resume=True, progress=said).error is None
+    assert said.notes == []
+    launches = json.loads((run.path / "plugins.json").read_text())
+    launches[-1]["plugins"] |= {"core": "rllm-core 0.0.1", "gone": "rllm-gone 1.0"}
+    (run.path / "plugins.json").write_text(json.dumps(launches))
+    assert run_scripted("training.checkpoint_every_steps=2", resume=True, progress=said).error is None
+    now = f"rllm-core {__version__}"
+    note = f"changed since the previous launch: rllm-core 0.0.1 -> {now}, rllm-gone 1.0 -> not installed"
+    assert said.notes == [note]
+
+
 def test_a_file_shorter_than_its_checkpoint_is_refused_before_anything_changes(run_scripted: Any) -> None:
     run = run_scripted()
     metrics, events = run.path / "metrics.jsonl", run.path / "events.jsonl"
