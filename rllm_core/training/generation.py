@@ -96,11 +96,9 @@ class Generation:
             + (f"rollouts {', '.join(map(str, group.running))}" if group.running else "its scores")
             for group in list(self.ledger.running.values())[:20]
         ]
-        coordinator = self.coordinator
-        return (
-            f"{coordinator.in_flight} groups in flight, {coordinator.buffered} complete, {coordinator.consumed} "
-            "consumed; " + ("; ".join([*missing, self.runner.whereabouts()]) if missing else "no rollout is running")
-        )
+        flow = self.coordinator
+        counts = f"{flow.in_flight} groups in flight, {flow.buffered} complete, {flow.consumed} consumed"
+        return "; ".join([counts, *missing, self.runner.whereabouts()])
 
     def state_dict(self, buffered: list[int]) -> dict[str, Any]:
         """Returns the state for the manifest; ``buffered`` are the groups saved in the checkpoint."""

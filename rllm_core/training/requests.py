@@ -118,6 +118,7 @@ class RequestMerger:
 
     Attributes:
         unmerged: Source for prompts that no other request is likely to have, such as those of later turns.
+        running_calls: Tasks that wait for the engine.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RequestMerger:
         self._pending: dict[bytes | tuple[object, ...], list[_Merged]] = {}
         self._waiting_rollouts = 0
         self._running_rollouts = 0
-        self._running_calls: set[asyncio.Task[None]] = set()
+        self.running_calls: set[asyncio.Task[None]] = set()
         self._scheduled: asyncio.Handle | None = None
         self._grace: asyncio.TimerHandle | None = None
 
@@ -219,12 +220,12 @@ class RequestMerger:
         for handle in (self._scheduled, self._grace):
             if handle is not None:
                 handle.cancel()
-        await stop(*self._running_calls)
+        await stop(*self.running_calls)
 
     async def idle(self) -> None:
         """Waits until no merged call is in the engine."""
-        while self._running_calls:
-            await asyncio.wait(self._running_calls)
+        while self.running_calls:
+            await asyncio.wait(self.running_calls)
 
     def _schedule(self) -> None:
         if self._scheduled is None:
@@ -235,7 +236,7 @@ class RequestMerger:
         if not self._is_settled():
             return  # the host calls `settled` when it is
         if self._waiting_rollouts >= self._running_rollouts:
-            if not self._running_calls:
+            if not self.running_calls:
                 self._flush()
         elif self._grace is None:
             loop = asyncio.get_running_loop()
@@ -244,7 +245,7 @@ class RequestMerger:
 
     def _grace_over(self, until: float) -> None:
         self._grace = None
-        if not self._pending or self._running_calls or not self._is_settled():
+        if not self._pending or self.running_calls or not self._is_settled():
             return
         loop = asyncio.get_running_loop()
         if self._outside() and loop.time() < until:
@@ -269,8 +270,8 @@ class RequestMerger:
             return  # all their rollouts have ended meanwhile
         merged.seeds = [merged.seeds[index] for index in wanted]
         merged.futures = [merged.futures[index] for index in wanted]
-        merged.call = asyncio.get_running_loop().create_task(self._call(merged))
-        self._running_calls.add(merged.call)
+        merged.call = asyncio.create_task(self._call(merged), name=f"request to engine {self.engine.name!r}")
+        self.running_calls.add(merged.call)
 
     def outputs(
         self, token_input: TokenInput, sampling_params: SamplingParams, seeds: list[int], is_validation: bool
@@ -331,6 +332,6 @@ class RequestMerger:
         finally:
             task = asyncio.current_task()
             assert task is not None
-            self._running_calls.discard(task)
+            self.running_calls.discard(task)
             if self._pending and self.lockstep:
                 self._schedule()

@@ -230,9 +230,10 @@ class RolloutRunner:
         return self.host.outside + sum(calls.in_progress for calls in self._calls)
 
     def whereabouts(self) -> str:
-        """Describes where a few rollouts wait."""
-        lingering = f"; requests of {len(self._lingering)} ended rollouts are in the engine" if self._lingering else ""
-        return whereabouts(self._running, shown=5) + lingering
+        """Describes where a few rollouts and requests wait."""
+        waiting = [whereabouts(self._running, shown=5), whereabouts(self.merger.running_calls)]
+        lingering = f"requests of {len(self._lingering)} ended rollouts are in the engine" if self._lingering else ""
+        return "; ".join(filter(None, [*waiting, lingering])) or "no rollout is running"
 
     async def aclose(self) -> None:
         """Cancels requests that are still in the engine."""
@@ -295,12 +296,12 @@ class RolloutRunner:
         return not await stop(work)
 
     async def _late(self, task: Task, work: asyncio.Task[Episode], scope: RolloutScope) -> Rollout:
-        waited_at = waiting_at(work)
+        waited_at, asks = waiting_at(work), scope.is_busy
         has_ended = await self._end(work, scope)
         waited_at = scope.waits_at or waited_at
         late = f"the rollout took longer than {self._timer.seconds:g} s"
         if waited_at:
-            late += f"; it waited at {waited_at}"
+            late += f"; it waited at {waited_at}" + f" for engine {self.engine.name!r}" * asks
         if not has_ended:
             late += (
                 ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "

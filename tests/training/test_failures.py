@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,18 @@ def test_each_of_many_rollouts_has_its_own_deadline() -> None:
         return [*results, later]
 
     assert virtual_clock.run(run()) == ["timeout", "done", "timeout", "timeout", "done", "done", "timeout"]
+
+
+def test_a_rollout_that_an_engine_keeps_waiting_names_the_engine() -> None:
+    async def run(task_id: str, script: Script | None = None) -> str | None:
+        config = RunConfig.model_validate({"workflow": "m", "rollout": {"rollout_timeout_seconds": 60.0}})
+        runner = RolloutRunner(Inline.of(Misbehaving()), ScriptedEngine(script=script), config, lockstep=False)
+        return (await runner.attempt(Task(task_id=task_id), RolloutKey("train", 0, 0))).episode.error
+
+    at = r"the rollout took longer than 60 s; it waited at .*\.py:\d+ in \w+\(\)"
+    never = Script(latency_seconds=lambda generator: 3600.0)
+    assert re.fullmatch(at + " for engine 'scripted'", virtual_clock.run(run("raise", never)) or "")
+    assert re.fullmatch(at, virtual_clock.run(run("hang")) or "")
 
 
 def test_cancelling_a_rollout_is_not_a_timeout() -> None:
@@ -362,6 +375,19 @@ def test_a_run_that_stands_still_ends_with_the_whereabouts_of_its_rollouts(run_s
     assert "nothing happened for 1 s" in str(run.error)
     assert run.summary["status"] == "failed"
     assert run.summary["books"]["dispatched"] == run.summary["books"]["cancelled"] == 16
+
+
+@pytest.mark.slow
+def test_a_run_that_an_engine_keeps_waiting_names_the_requests(
+    run_scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(self: ScriptedEngine, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(ScriptedEngine, "get_token_outputs_from_token_input", stuck)
+    run = run_scripted("training.stall_timeout_seconds=1", "training.validation_rollouts=0")
+    assert isinstance(run.error, StallError)
+    assert re.search(r"; request to engine 'scripted' at .*test_failures.py:\d+ in stuck\(\)", str(run.error))
 
 
 @pytest.mark.slow
