@@ -131,7 +131,9 @@ def test_a_call_that_is_cancelled_from_within_is_named_with_its_line() -> None:
     async def main() -> None:
         await within(60.0, "the call", cancels_itself())
 
-    with pytest.raises(RunError, match=r"the call was cancelled from within at .*test_running.py:\d+ in cancels_itself\("):
+    with pytest.raises(
+        RunError, match=r"the call was cancelled from within at .*test_running.py:\d+ in cancels_itself\("
+    ):
         run(main(), [])
 
 
