@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from rllm_core.assembly.resolution import Resolved
 from rllm_core.engine import RolloutEngine
-from rllm_core.limits.timeouts import within
+from rllm_core.limits.timeouts import close_within, within
 from rllm_core.parser import BaseParser
 
 CLOSING_TIMEOUT_SECONDS = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 def build_parser(resolved: Resolved, name: str, model: str) -> BaseParser:
@@ -70,4 +73,4 @@ async def open_engine(resolved: Resolved, name: str, parser: BaseParser, label: 
     try:
         yield engine
     finally:
-        await within(CLOSING_TIMEOUT_SECONDS, f"sleep of {label}", engine.sleep())
+        await close_within(CLOSING_TIMEOUT_SECONDS, f"sleep of {label}", engine.sleep, logger.warning)

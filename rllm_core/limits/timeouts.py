@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rllm_core.errors import RunError, StallError
 from rllm_core.limits.guard import patience
-from rllm_core.plugins.blame import Frame, place_among, place_of
+from rllm_core.plugins.blame import Frame, blamed, place_among, place_of
 from rllm_core.text import one_line
 
 ResultT = TypeVar("ResultT")
@@ -62,6 +62,24 @@ async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> Re
     if await stop(task):
         late += ", and ignored its cancellation"
     raise StallError(late)
+
+
+async def close_within(
+    seconds: float, what: str, close: Callable[[], Awaitable[None]], note: Callable[[str], None]
+) -> bool:
+    """Closes third-party code whose results are complete: notes a failure instead of raising it.
+
+    Returns:
+        Whether closing ended in time.
+    """
+    try:
+        await within(seconds, what, close())
+    except StallError as stuck:
+        note(f"{stuck}; leaving it running")
+        return False
+    except Exception as error:
+        note(f"{what} failed: {blamed(error)}")
+    return True
 
 
 async def stop(*tasks: asyncio.Task[Any]) -> list[asyncio.Task[Any]]:

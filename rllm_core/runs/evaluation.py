@@ -26,7 +26,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.blocking_calls import noting_blocking_calls
-from rllm_core.limits.timeouts import within
+from rllm_core.limits.timeouts import close_within
 from rllm_core.run_folder import checkpoint
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.initial import checked as initial_weights
@@ -98,7 +98,7 @@ async def engine_of_backend(assembly: Parts, checkpoint_dir: Path | None) -> Asy
         yield OpenEngine(engine, capabilities.colocated and capabilities.deterministic, backend)
     finally:
         what = f"shutdown of backend {config.backend!r}"
-        await within(launch.SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown())
+        await close_within(launch.SHUTDOWN_TIMEOUT_SECONDS, what, assembly.backend.shutdown, logger.warning)
 
 
 @asynccontextmanager

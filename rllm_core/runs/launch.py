@@ -7,7 +7,7 @@ import gc
 import platform
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,13 +17,13 @@ from rllm_core.assembly.parts import Parts
 from rllm_core.assembly.scorer import asks_start, open_scorer_engine
 from rllm_core.assembly.teacher import open_teacher
 from rllm_core.config import RunConfig
-from rllm_core.errors import RunError, StallError, UserError
+from rllm_core.errors import RunError, UserError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.hosts.contract import RolloutHost
 from rllm_core.limits.backend_timeouts import with_timeouts
 from rllm_core.limits.blocking_calls import noting_blocking_calls
 from rllm_core.limits.guard import Guard
-from rllm_core.limits.timeouts import within
+from rllm_core.limits.timeouts import close_within, within
 from rllm_core.moved import moved_names
 from rllm_core.observers import CLOSING, Observers
 from rllm_core.plugins import PluginManager
@@ -81,19 +81,7 @@ async def opened(
             (f"close() of workflow {config.workflow!r}", host.close),
             ("close() of its services", services.close),
         ):
-            await _close(what, close, CLOSING_TIMEOUT_SECONDS, note)
-
-
-async def _close(what: str, close: Callable[[], Awaitable[None]], seconds: float, note: Callable[[str], None]) -> bool:
-    """Closes third-party code after the rollouts, and notes a failure; returns False if closing times out."""
-    try:
-        await within(seconds, what, close())
-    except StallError as stuck:
-        note(f"{stuck}; leaving it running")
-        return False
-    except Exception as error:
-        note(f"{what} failed: {blamed(error)}")
-    return True
+            await close_within(CLOSING_TIMEOUT_SECONDS, what, close, note)
 
 
 async def train(
@@ -230,7 +218,7 @@ class _Launch:
 
     async def _shut_down(self) -> None:
         what = f"shutdown of backend {self.config.backend!r}"
-        if not await _close(what, self.assembly.backend.shutdown, SHUTDOWN_TIMEOUT_SECONDS, self.progress.note):
+        if not await close_within(SHUTDOWN_TIMEOUT_SECONDS, what, self.assembly.backend.shutdown, self.progress.note):
             self.assembly.left_running.append(f"backend {self.config.backend!r}")
 
     def _count(self) -> None:

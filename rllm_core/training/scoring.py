@@ -16,7 +16,7 @@ from rllm_core.costs import JUDGE, Tally, collecting, current, spend
 from rllm_core.engine import RolloutEngine, TITOCompleter, TokenSource
 from rllm_core.errors import StallError, UserError
 from rllm_core.file_references import section_name
-from rllm_core.limits.timeouts import stop, within
+from rllm_core.limits.timeouts import close_within, stop, within
 from rllm_core.scope import RolloutScope
 from rllm_core.seeds import derive_seed
 from rllm_core.services import Score
@@ -82,12 +82,8 @@ class Scoring:
         try:
             yield
         finally:
-            try:
-                await within(CLOSING_TIMEOUT_SECONDS, f"close() of {self.scorer.label}", self.scorer.close())
-            except UserError:
-                raise
-            except Exception as error:  # the run is over, and its result no longer depends on the scorer
-                logger.warning("close() of %s failed: %s", self.scorer.label, self.scorer.describe(error))
+            what = f"close() of {self.scorer.label}"
+            await close_within(CLOSING_TIMEOUT_SECONDS, what, self.scorer.close, logger.warning)
             if self._merger is not None:
                 await self._merger.aclose()
 

@@ -13,8 +13,8 @@ import pytest
 
 import rllm_devkit.scripted_plugin
 from rllm_core import hookimpl
-from rllm_core.assembly.parts import Parts, assemble
-from rllm_core.assembly.resolution import load_run_config
+from rllm_core.assembly.parts import Parts, assemble, host_of, parts_of, workflow_of
+from rllm_core.assembly.resolution import load_run_config, resolve_run
 from rllm_core.builtin.sandbox import ChildSandbox
 from rllm_core.errors import ConfigError, PluginError, RunError, StallError
 from rllm_core.plugins import PluginManager
@@ -24,7 +24,7 @@ from rllm_core.runs import evaluation, launch
 from rllm_core.sandbox import ChildDied, ChildError, ChildRaised, ChildTimeout, Limits
 from rllm_core.services import Services
 from rllm_core.types import Task
-from rllm_devkit.scripted import ScriptedWorkflow
+from rllm_devkit.scripted import ScriptedBackend, ScriptedEngine, ScriptedWorkflow
 
 REWARDS = """
 import os
@@ -341,6 +341,27 @@ def test_an_evaluation_opens_and_closes_it_too(assembly: Callable[..., Parts]) -
     asyncio.run(evaluation.evaluate(a.resolved, a.host, opening, split="train", task_limit=2, samples=2, ks=(1,)))
     first, *between, last = Recorded.calls
     assert (first, set(between), last) == ("open", {"run"}, "close")
+
+
+@pytest.mark.parametrize(("opened", "method"), [("backend", "shutdown"), ("engine", "sleep")])
+def test_an_evaluation_keeps_its_result_if_what_it_asked_cannot_be_closed(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, opened: str, method: str
+) -> None:
+    async def fails(self: object) -> None:
+        raise ValueError("cannot stop")
+
+    monkeypatch.setattr(ScriptedBackend if opened == "backend" else ScriptedEngine, method, fails)
+    resolved = resolve_run("say_yes", plugins, backend="scripted", engine=None if opened == "backend" else "scripted")
+    if opened == "backend":
+        parts = parts_of(resolved)
+        host, opening = parts.host, evaluation.engine_of_backend(parts, None)
+    else:
+        host, opening = host_of(resolved, workflow_of(resolved)), evaluation.engine_by_name("scripted", resolved)
+    measuring = evaluation.evaluate(resolved, host, opening, split="train", task_limit=2, samples=2, ks=(1,))
+    assert asyncio.run(measuring)["failed"] == 0
+    [note] = caplog.messages
+    assert note.startswith(f"{method} of {opened} 'scripted' failed: ")
+    assert note.endswith("ValueError: cannot stop")
 
 
 @pytest.mark.slow
