@@ -199,7 +199,8 @@ class RunDir:
         if changed:
             raise ConfigError(
                 f"run folder {self.named} was started with a different run file; these keys differ: "
-                f"{', '.join(changed)}. Resume with the same file, or {new_run(self.named)}"
+                f"{', '.join(changed)}. Resume without naming a workflow, a run file or these keys, or "
+                f"{new_run(self.named)}"
             )
         starts = self.read_json("plugins.json") or []
         self.incarnation = len(starts)

@@ -49,7 +49,8 @@ def changed_keys(run_file: Path, config: RunConfig) -> list[str]:
     """Returns the keys that prevent a resume: they differ from the run's own run file, but must not change."""
     before = tomllib.loads(run_file.read_text(encoding="utf-8"))
     now = tomllib.loads(to_toml(config.to_tables()))
-    return _changed_keys(before, now, ignored=_of_trackers(before, config) | {"costs"})
+    changed = _changed_keys(before, now, ignored=_of_trackers(before, config) | {"costs"})
+    return sorted(changed, key=lambda key: "." in key)  # another workflow or backend has other sections
 
 
 def new_run(folder: Path) -> str:

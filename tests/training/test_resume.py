@@ -345,7 +345,7 @@ def test_resume_with_another_run_file_names_the_differences(run_scripted: Any) -
     run_scripted()
     again = run_scripted("training.groups_per_step=2", "optimizer.learning_rate=0.5", resume=True)
     assert isinstance(again.error, ConfigError)
-    assert "optimizer.learning_rate, training.groups_per_step" in str(again.error)
+    assert "keys differ: optimizer.learning_rate, training.groups_per_step" in str(again.error)
     assert "start a new run from its weights: --init-from" in str(again.error)
 
 
@@ -355,7 +355,15 @@ def test_a_run_without_a_checkpoint_is_not_suggested_as_initial_weights(run_scri
     shutil.rmtree(run.path / "checkpoints")
     again = run_scripted("optimizer.learning_rate=0.5", resume=True, is_begun=False)
     assert isinstance(again.error, ConfigError)
-    assert str(again.error).endswith("Resume with the same file, or start a new run in another folder")
+    assert str(again.error).endswith("run file or these keys, or start a new run in another folder")
+
+
+@pytest.mark.slow
+def test_another_backend_is_named_before_the_keys_of_its_section(run_scripted: Any) -> None:
+    run_scripted()
+    again = run_scripted("algorithm.name=rloo", backend="scripted_colocated", resume=True)
+    assert isinstance(again.error, ConfigError)
+    assert "keys differ: backend, algorithm.name." in str(again.error)
 
 
 @pytest.mark.slow
