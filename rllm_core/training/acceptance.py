@@ -23,6 +23,7 @@ from rllm_core.workflow import Workflow
 
 _ARRAYS = (np.ndarray, TokenSpan)
 MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
+MAX_METRIC = 1e300  # the sum over all episodes must be finite
 MAX_METRICS = 1000  # each becomes a key in every line of metrics.jsonl
 
 
@@ -157,6 +158,9 @@ def _check_metrics(metrics: dict[str, float]) -> None:
             f"metrics has {len(metrics):,} entries, but the limit is {MAX_METRICS:,}; put data into metadata, and only "
             "numbers to average into metrics"
         )
+    for name, value in metrics.items():
+        if not abs(value) <= MAX_METRIC:
+            raise Rejected(f"a metric of {value:g} cannot be averaged: metrics[{name!r:.80}] exceeds {MAX_METRIC:g}")
 
 
 def _owned(record: Any) -> Any:

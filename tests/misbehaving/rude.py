@@ -136,6 +136,11 @@ async def changes_the_reward_later(rude: Rude, task: Task, completer: Completer,
 
 
 @way
+async def returns_a_huge_metric(rude: Rude, task: Task, completer: Completer, step: Step) -> Any:
+    return rude.episode(task, [step], reward=1.0, metrics={"distance": sys.float_info.max})
+
+
+@way
 async def returns_many_metrics(rude: Rude, task: Task, completer: Completer, step: Step) -> Any:
     metrics = {f"metric {number} {'x' * 80}": 1.0 for number in range(100_000)}
     return rude.episode(task, [step], reward=1.0, metrics=metrics)

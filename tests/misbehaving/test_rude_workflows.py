@@ -113,6 +113,7 @@ def train(commands: subprocess.Popen[str], tmp_path: Path) -> Train:
         ("returns_another_task", "run() returned an episode of task 'another'"),
         ("returns_a_step_twice", "a step appears twice in the episode"),
         ("changes_tokens", "the completion_ids of a step were changed"),
+        ("returns_a_huge_metric", "a metric of 1.79769e+308 cannot be averaged: metrics['distance'] exceeds 1e+300"),
         ("returns_many_metrics", "metrics has 100,000 entries, but the limit is 1,000"),
         ("returns_what_is_no_trajectory", "trajectories contains a str"),
     ],
