@@ -84,7 +84,7 @@ def evaluate(
         resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     left: list[str] = []
     show = (lambda result: click.echo(json.dumps(result))) if as_json else _print
-    partial: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     try:
         with printing_apart(as_json):
             result = starting.evaluate(
@@ -97,12 +97,12 @@ def evaluate(
                 tasks=tasks,
                 samples=samples,
                 ks=ks,
-                interrupted=partial.append,
+                measured=measured.append,
             )
     except Interrupted as interrupted:
-        if not partial:
+        if not measured:
             raise
-        show(partial[0])
+        show(measured[0])
         click.echo(str(interrupted), err=True)
         context.exit(interrupted.exit_code)
     finally:

@@ -132,7 +132,7 @@ async def evaluate(
     task_limit: int | None,
     samples: int,
     ks: Sequence[int],
-    interrupted: Callable[[dict[str, Any]], None] | None = None,
+    measured: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Runs ``samples`` rollouts of every task.
 
@@ -144,8 +144,9 @@ async def evaluate(
         task_limit: Number of tasks, evenly spaced; None for all.
         samples: Rollouts per task.
         ks: The k of pass@k.
-        interrupted: Called if the evaluation is cancelled, with the result over the rollouts that had finished. Not
-            called if none had succeeded, or if a group scorer would have to score them.
+        measured: Called with the result before the engine shuts down. If the evaluation is cancelled earlier, called
+            with the result over the rollouts that had finished, unless none had succeeded, or a group scorer would have
+            to score them.
 
     Returns:
         JSON: ``workflow, split, tasks, rollouts_per_task, unfinished, failed, retries, reward_mean, pass_at_k, metrics,
@@ -168,7 +169,9 @@ async def evaluate(
     if not len(tasks):
         raise ConfigError(f"workflow {config.workflow!r} has no {split} tasks; choose the other split")
     if len(tasks) == ENDLESS and task_limit is None:
-        raise ConfigError(f"workflow {config.workflow!r} has endless {split} tasks; limit them with --tasks N (in Python, tasks=N)")
+        raise ConfigError(
+            f"workflow {config.workflow!r} has endless {split} tasks; limit them with --tasks N (in Python, tasks=N)"
+        )
     estimators, scorer = Algorithm.of(resolved).estimators, scorer_of(resolved)
     chosen = [task for task, _ in spread(tasks, min(task_limit or len(tasks), len(tasks)))]
     async with opening as opened:
@@ -189,14 +192,17 @@ async def evaluate(
                     rollouts = await play_all(runner, plan, "eval")
             except asyncio.CancelledError:
                 have_succeeded = any(rollout.episode.trajectories for rollout in runner.finished)
-                if interrupted is not None and have_succeeded and scoring is None:
-                    interrupted(about | _measured(runner.finished, failures, ks, planned=len(plan)))
+                if measured is not None and have_succeeded and scoring is None:
+                    measured(about | _measured(runner.finished, failures, ks, planned=len(plan)))
                 raise
             if scoring is not None:
                 rollouts, errors = await scoring.score_rollouts(rollouts, [task for task, _ in plan], "eval")
                 for task_id, error in errors:
                     failures.add("unscored", error, "group scorer", task_id)
-    return about | _measured(rollouts, failures, ks, planned=len(plan))
+            result = about | _measured(rollouts, failures, ks, planned=len(plan))
+            if measured is not None:
+                measured(result)
+    return result
 
 
 def _measured(rollouts: Sequence[Rollout], failures: FirstFailures, ks: Sequence[int], planned: int) -> dict[str, Any]:

@@ -127,14 +127,14 @@ def evaluate(
     tasks: int | None,
     samples: int,
     ks: Sequence[int],
-    interrupted: Callable[[dict[str, Any]], None] | None = None,
+    measured: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluates a model on a workflow; see `rllm_core.from_python.evaluate`, where ``samples`` is ``n``.
 
     Args:
         left: List that receives descriptions of tasks and threads that did not stop.
         owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
-        interrupted: See `evaluation.evaluate`.
+        measured: See `evaluation.evaluate`.
     """
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
@@ -143,12 +143,14 @@ def evaluate(
         parts = parts_of(resolved)
         host, opening = parts.host, evaluation.engine_of_backend(parts, checkpoint)
     elif checkpoint is not None:
-        raise ConfigError("--checkpoint needs a backend; omit --engine (in Python, engine), or export the model and use --model")
+        raise ConfigError(
+            "--checkpoint needs a backend; omit --engine (in Python, engine), or export the model and use --model"
+        )
     else:
         host = host_of(resolved, workflow_of(resolved))
         opening = evaluation.engine_by_name(engine, resolved)
     evaluating = evaluation.evaluate(
-        resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted, interrupted=interrupted
+        resolved, host, opening, split=split, task_limit=tasks, samples=samples, ks=wanted, measured=measured
     )
     if owns_process:
         evaluating = until_signalled(guarded(evaluating, resolved.config.training.stall_timeout_seconds))

@@ -55,6 +55,24 @@ class SomeWait(Workflow):
             await asyncio.sleep(3600)
         return self.episode(task, [step], reward=float(task.data["number"]))
 """
+SLOW_TO_CLOSE = """
+import asyncio, sys
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+
+class SlowToClose(Workflow):
+    def tasks(self, split):
+        return [Task(task_id=split, data={})]
+
+    async def close(self):
+        print("closing", file=sys.stderr, flush=True)
+        await asyncio.sleep(3600)
+
+    async def run(self, task, completer):
+        step = await completer.complete([{"role": "user", "content": "hi"}])
+        return self.episode(task, [step], reward=0.5)
+"""
 
 
 @pytest.mark.parametrize("arguments", [["train", "sort"], ["plugins", "show", "sort"]])
@@ -115,6 +133,22 @@ def test_an_interrupted_evaluation_keeps_what_has_finished(forking: Forks, tmp_p
     first, finished, reward, *_ = process.out.splitlines()
     assert first.endswith("some_wait.py (validation): 4 tasks x 1 rollout, 0 failed")
     assert (finished, reward) == ("interrupted: 2 of 4 rollouts finished", "reward 0.500")
+
+
+@pytest.mark.slow
+def test_a_signal_while_an_evaluation_shuts_down_keeps_its_result(forking: Forks, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_CLOSE)
+    process = forking.start(
+        ["eval", "slow.py", "--backend", "local", "--json"], folder=tmp_path, output=tmp_path / "output"
+    )
+    while "closing" not in process.err:
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert process.err.endswith("\ninterrupted by SIGTERM\n")
+    result = json.loads(process.out)
+    assert (result["unfinished"], result["failed"], result["reward_mean"]) == (0, 0, 0.5)
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
