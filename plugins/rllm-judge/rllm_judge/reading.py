@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+NO_TEXT = "there is no text; check base_url, and whether the judge's reasoning needs more than its maximum of tokens"
+
 
 class Unreadable(ValueError):
     """A reply does not contain what the question asked for."""
@@ -47,8 +49,8 @@ def scores_in(reply: str, ids: Collection[str]) -> dict[str, Graded]:
         if not isinstance(named, str) or named not in ids:
             raise Unreadable(f"{named!r:.40} was not asked for")
         if named in found:
-            raise Unreadable(f"{named} has two scores")
-        found[named] = Graded(_number(entry.get("score"), f"the score of {named}"), _reason(entry))
+            raise Unreadable("an id has two scores")
+        found[named] = Graded(_number(entry.get("score"), "a score"), _reason(entry))
     missing = [one for one in ids if one not in found]
     if missing:
         raise Unreadable(f"{len(missing)} of {len(ids)} ids have no score")
@@ -90,6 +92,8 @@ def _reason(entry: dict[str, Any]) -> str:
 
 def _only_object(reply: str, key: str) -> dict[str, Any]:
     """Returns the only JSON object in a reply that has a certain key; objects nested in others do not count."""
+    if not reply.strip():
+        raise Unreadable(NO_TEXT)
     decoder, found, place = json.JSONDecoder(), [], reply.find("{")
     while place >= 0:
         try:

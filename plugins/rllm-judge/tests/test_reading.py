@@ -163,3 +163,21 @@ def test_single_scores() -> None:
     for text in ("1", '{"score": "1"}', '{"score": 2}', '{"score": true}', '{"score": 1} {"score": 1}'):
         with pytest.raises(Unreadable):
             score_in(text)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_reply_without_text_is_not_called_a_wrong_object(text: str) -> None:
+    """A body that is no chat completion has no text either, and nor has one that ended in its reasoning."""
+    with pytest.raises(Unreadable, match="no text; check base_url"):
+        scores_in(text, IDS)
+
+
+def test_the_same_fault_in_two_questions_is_one_kind_of_failure() -> None:
+    """Ids are drawn for each question, and failures are counted by their message."""
+    faults = []
+    for ids in (IDS[:2], IDS[2:]):
+        for entries in ([entry(ids[0], "0.5")], [entry(ids[0], 0.5), entry(ids[0], 0.5)]):
+            with pytest.raises(Unreadable) as caught:
+                scores_in(reply(*entries), ids)
+            faults.append(str(caught.value))
+    assert faults[:2] == faults[2:]
