@@ -75,7 +75,7 @@ class Budget:
     Attributes:
         limits: Limits by their keys in the run file.
         dearest: Highest amounts per rollout so far, by the same keys.
-        on_spent: Called once, when a limit is reached.
+        on_spent: Called once, when a limit is exceeded.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -136,7 +136,7 @@ class Budget:
     def _changed(self) -> None:
         if not self._is_over:
             spent = self.costs.amounts()
-            if any(spent[name] >= limit for name, limit in self.limits.items()):
+            if any(spent[name] > limit for name, limit in self.limits.items()):
                 self._is_over = True
                 self.on_spent()
 

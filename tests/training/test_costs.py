@@ -329,6 +329,26 @@ def test_the_limit_without_room_for_a_group_is_named_among_others(run_scripted: 
 
 
 @pytest.mark.slow
+def test_a_budget_of_exactly_what_a_run_costs_lets_it_end(run_scripted: RunScripted, tmp_path: Path) -> None:
+    """Its last group and its last validation reach the limit; what was paid for them is not thrown away."""
+    settings = ("training.validation_rollouts=4", "algorithm.filter_uniform_groups=false")
+    whole = run_scripted(*settings, path=tmp_path / "whole")
+    run = run_scripted(*settings, f"costs.budget.calls={whole.summary['costs']['calls']}")
+    assert run.error is None
+    assert run.lines("metrics") == whole.lines("metrics")
+
+
+@pytest.mark.slow
+def test_a_budget_that_one_step_reaches_trains_this_step(run_scripted: RunScripted, tmp_path: Path) -> None:
+    settings = ("training.validation_rollouts=0", "algorithm.filter_uniform_groups=false")
+    one = run_scripted(*settings, "training.steps=1", path=tmp_path / "one")
+    run = run_scripted(*settings, f"costs.budget.calls={one.summary['costs']['calls']}")
+    assert isinstance(run.error, BudgetSpent)
+    assert run.summary["optimizer_steps"] == 1
+    assert verify(run.path).holds
+
+
+@pytest.mark.slow
 def test_a_budget_also_ends_a_validation(run_scripted: RunScripted) -> None:
     whole = run_scripted("training.validation_rollouts=40", "training.steps=1")
     of_one = whole.summary["costs"]["calls"] // (40 * 2 + 16)
