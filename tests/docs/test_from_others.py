@@ -8,6 +8,8 @@ import pytest
 from generate import first_party_plugins, keys, sections
 from pages import ROOT, Page
 
+from rllm_core.run_file import foreign_keys
+
 
 @pytest.mark.parametrize("name", ["from-trl", "from-verl", "memory", "faq"])
 def test_keys_exist(name: str) -> None:
@@ -21,3 +23,11 @@ def test_keys_exist(name: str) -> None:
     named = {key for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)", text) if key.partition(".")[0] in prefixes}
     assert named, "the page names no key"
     assert sorted(named - known) == []
+
+
+def test_a_key_of_verl_in_a_run_file_is_answered_with_ours() -> None:
+    rows = [line.split(" | ") for line in Page(ROOT / "docs" / "from-verl.md").section("Names").splitlines()]
+    keys_of_verl = {key for row in rows for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", row[0])}
+    names = {key.rpartition(".")[2] for key in keys_of_verl} - {"path", "merge"}  # which say nothing on their own
+    assert len(names) > 20
+    assert sorted(names - foreign_keys().keys()) == []
