@@ -296,12 +296,12 @@ class RolloutRunner:
         return not await stop(work)
 
     async def _late(self, task: Task, work: asyncio.Task[Episode], scope: RolloutScope) -> Rollout:
-        waited_at, asks = waiting_at(work), scope.is_busy
+        waited_at, whom = waiting_at(work), f" for engine {self.engine.name!r}" if scope.is_busy else ""
         has_ended = await self._end(work, scope)
         waited_at = scope.waits_at or waited_at
         late = f"the rollout took longer than {self._timer.seconds:g} s"
         if waited_at:
-            late += f"; it waited at {waited_at}" + f" for engine {self.engine.name!r}" * asks
+            late += f"; it waited at {waited_at}{whom}"
         if not has_ended:
             late += (
                 ", ignored its cancellation and is still running; let asyncio.CancelledError propagate: catch "

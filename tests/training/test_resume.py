@@ -407,6 +407,7 @@ def test_other_plugins_than_in_the_previous_launch_are_noted(run_scripted: Any) 
     assert said.notes == [note]
 
 
+@pytest.mark.slow
 def test_a_file_shorter_than_its_checkpoint_is_refused_before_anything_changes(run_scripted: Any) -> None:
     run = run_scripted()
     metrics, events = run.path / "metrics.jsonl", run.path / "events.jsonl"
