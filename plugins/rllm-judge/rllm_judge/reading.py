@@ -7,11 +7,14 @@ train a rollout on the reward of another.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 NO_TEXT = "there is no text; check base_url, and whether the judge's reasoning needs more than its maximum of tokens"
+MAX_BROKEN = 1000
+_START = re.compile(r'\{\s*"')  # of an object that is not empty
 
 
 class Unreadable(ValueError):
@@ -94,20 +97,24 @@ def _only_object(reply: str, key: str) -> dict[str, Any]:
     """Returns the only JSON object in a reply that has a certain key; objects nested in others do not count."""
     if not reply.strip():
         raise Unreadable(NO_TEXT)
-    decoder, found, place = json.JSONDecoder(), [], reply.find("{")
-    while place >= 0:
+    decoder, found, broken = json.JSONDecoder(), [], 0
+    start = _START.search(reply)
+    while start is not None:
+        place = start.start()
         try:
             value, end = decoder.raw_decode(reply, place)
         except RecursionError:  # a search from every bracket in it would block the run
             raise Unreadable("it is nested too deeply") from None
         except ValueError:
-            end = place + 1
+            end, broken = place + 1, broken + 1
+            if broken > MAX_BROKEN:  # each costs a search for its line
+                raise Unreadable("it has too many broken objects") from None
         else:
             if isinstance(value, dict) and key in value:
                 if _doubled(reply[place:end], key):
                     raise Unreadable(f"{key} is there twice")
                 found.append(value)
-        place = reply.find("{", end)
+        start = _START.search(reply, end)
     if len(found) != 1:
         raise Unreadable(f"{len(found)} objects with {key} instead of one")
     return found[0]

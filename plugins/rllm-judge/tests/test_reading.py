@@ -181,3 +181,10 @@ def test_the_same_fault_in_two_questions_is_one_kind_of_failure() -> None:
                 scores_in(reply(*entries), ids)
             faults.append(str(caught.value))
     assert faults[:2] == faults[2:]
+
+
+@pytest.mark.parametrize(("text", "why"), [("{" * 10**6, "0 objects"), ('{"' * 10**6, "too many broken objects")])
+def test_a_reply_of_braces_does_not_block_the_run(text: str, why: str) -> None:
+    """Every error of the decoder counts the lines up to it, so a search from each brace would take hours."""
+    with pytest.raises(Unreadable, match=why):
+        scores_in(text, IDS)
