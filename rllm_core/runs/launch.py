@@ -320,5 +320,10 @@ def _versions(plugins: PluginManager) -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the versions that differ from those of an earlier launch; a plugin may be in no package."""
     old, new = ({"python": f"Python {versions['python']}", **versions["plugins"]} for versions in (before, now))
-    return [f"{was} -> {new.get(name, 'not installed')}" for name, was in old.items() if new.get(name) != was]
+    return [
+        f"{was.strip() or name} -> {new.get(name, 'not installed').strip() or name}"
+        for name, was in old.items()
+        if new.get(name) != was
+    ]

@@ -199,6 +199,7 @@ def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) 
     run.start(Diary(), fails_at_step=3)
     without = run.start(fails_at_step=5, resume=True)
     assert without.notes == [
+        "changed since the previous launch: observer -> not installed",
         "step-000002 has saved state of plugin 'observer', which is missing, disabled or has no load_plugin_state; "
         "later checkpoints keep it"
     ]
