@@ -201,7 +201,7 @@ def test_the_state_of_a_missing_plugin_is_carried_on_until_it_is_back(run: Run) 
     assert without.notes == [
         "changed since the previous launch: observer -> not installed",
         "step-000002 has saved state of plugin 'observer', which is missing, disabled or has no load_plugin_state; "
-        "later checkpoints keep it"
+        "later checkpoints keep it",
     ]
     kept = {"observer": {"steps": [1, 2]}}
     assert run.states() == {2: kept, 4: kept}
