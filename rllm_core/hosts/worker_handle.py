@@ -158,10 +158,7 @@ class Worker:
                 self._output_since_rollout = 0
                 self.pool.rollout_ended()
         elif isinstance(message, wire.Settled):
-            # A worker that has not read every message yet may be about to compute.
-            self.is_settled = message.frames == self._frames_sent and not self._outgoing
-            self.outside = message.outside
-            self.pool.maybe_settled()
+            asyncio.get_running_loop().call_soon(self._settle, message)  # after the calls received before it begin
         elif isinstance(message, wire.Ready):
             self.pid = message.pid
             if message.version != wire.VERSION:
@@ -183,6 +180,12 @@ class Worker:
             if message.message:
                 self.pool.note(f"close() of the workflow in {self.label} failed: {printable(message.message)}")
             self.closed.set()
+
+    def _settle(self, message: wire.Settled) -> None:
+        # A worker that has not read every message yet may be about to compute.
+        self.is_settled = message.frames == self._frames_sent and not self._outgoing
+        self.outside = message.outside
+        self.pool.maybe_settled()
 
     def printed(self, data: bytes) -> None:
         """Keeps the last part of the worker's output."""

@@ -79,6 +79,22 @@ def test_workers_change_no_number(
 
 
 @pytest.mark.slow
+def test_a_batch_has_all_calls_that_a_worker_has_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the last ones that it sends before it waits, where a rollout has several calls at once."""
+    flush, batches = requests.RequestMerger._flush, []
+
+    def recorded(merger: requests.RequestMerger) -> None:
+        batches[-1].append(sorted(seed for equal in merger._pending.values() for call in equal for seed in call.seeds))
+        flush(merger)
+
+    monkeypatch.setattr(requests.RequestMerger, "_flush", recorded)
+    for host in ({}, {"rollout.host": "processes", "rollout.workers": 2}):
+        batches.append([])
+        train(tmp_path / str(len(batches)), "solver_judge", **{"training.steps": 2}, **host)
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
     """Stopped in workers, continued in the process, and the other way round."""
     constant = {"optimizer.schedule": "constant", "algorithm.entropy_coefficient": 0.0}
