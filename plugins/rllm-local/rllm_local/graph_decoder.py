@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from rllm_local.fused import FusedDecoder
 
@@ -66,11 +67,10 @@ class GraphDecoder(FusedDecoder):
             cached[:, :, self._length :] = 0
         self._tokens = torch.zeros(rows, dtype=torch.long, device=device)
         self._position = torch.full((1,), self._length, device=device)
-        self._mask = torch.full((rows, 1, 1, positions), float("-inf"), device=device, dtype=self._dtype)
-        self._mask[..., : self._length] = 0
-        if self._padding is not None:
-            hidden = torch.arange(positions, device=device) < self._padding[:, None]
-            self._mask.masked_fill_(hidden[:, None, None], float("-inf"))
+        nothing = torch.zeros(rows, 1, 1, 0, device=device, dtype=self._dtype)
+        seen = nothing if self._bias is None else self._bias
+        seen = F.pad(seen, (0, self._length - seen.shape[-1]))
+        self._mask = F.pad(seen, (0, positions - self._length), value=float("-inf"))
 
     def _captured(self) -> tuple[Callable[[], object], torch.Tensor]:
         """Returns what replays a step, and the tensor that it writes the last layer's output to."""
