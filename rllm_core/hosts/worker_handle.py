@@ -274,5 +274,5 @@ class Worker:
         self.lose(f"rollout {rollout.name} {why}", asking=is_blocked)
         await asyncio.wait([rollout.over], timeout=CANCEL_SECONDS)
         place = place_in(self._text()) if is_blocked else None
-        where = f"{place.where} in {place.function}()" if place is not None else rollout.waits_at
+        where = place.in_function if place is not None else rollout.waits_at
         completer.scope.waits_at = f"{where or 'an unknown line'}; it {why}, so its worker was killed"

@@ -54,7 +54,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event,
         if on_time and name.startswith(ROLLOUT) and place is not None and (place.file, place.function) not in noted:
             noted.add((place.file, place.function))
             note(
-                f"{name} blocks the event loop at {place.where} in {place.function}() for more than "
+                f"{name} blocks the event loop at {place.in_function} for more than "
                 f"{BLOCK_SECONDS:g} s, and all other rollouts wait; replace the blocking call with an await, or move "
                 "it to asyncio.to_thread"
             )

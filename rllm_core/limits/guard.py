@@ -144,7 +144,7 @@ class Guard:
     def _blocked(self, number: int, frame: FrameType | None) -> NoReturn:
         place, task = place_among(stack_of(frame)), asyncio.current_task(self._loop)
         what = task.get_name() if task is not None else "a callback"
-        where = f" at {place.where} in {place.function}()" if place is not None else ""
+        where = f" at {place.in_function}" if place is not None else ""
         message = (
             f"error: {what} blocks the event loop{where}, so the run cannot continue and was ended; replace "
             f"the blocking call with an await, or move it to asyncio.to_thread. {self.advice}"

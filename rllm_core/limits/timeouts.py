@@ -55,7 +55,7 @@ async def within(seconds: float, what: str, awaitable: Awaitable[ResultT]) -> Re
             return task.result()
         except asyncio.CancelledError as error:  # nothing cancelled the caller, which must not end as if it were
             origin = place_of(error)
-            at = f" at {origin.where} in {origin.function}()" if origin is not None else ""
+            at = f" at {origin.in_function}" if origin is not None else ""
             raise RunError(f"{what} was cancelled from within{at}") from error
     place = waiting_at(task)
     late = f"{what} did not end within {seconds:g} s" + (f"; it waits at {place}" if place else "")
@@ -123,7 +123,7 @@ def waiting_at(task: asyncio.Task[Any]) -> str | None:
         awaiting = ("cr_await", "gi_yieldfrom", "ag_await")
         awaited = next((getattr(awaited, name) for name in awaiting if hasattr(awaited, name)), None)
     place = place_among(reversed(frames))
-    return f"{place.where} in {place.function}()" if place is not None else None
+    return place.in_function if place is not None else None
 
 
 def whereabouts(tasks: Iterable[asyncio.Task[Any]], shown: int = 3) -> str:

@@ -67,6 +67,11 @@ class CodePlace:
         """``file:line``, or "" if only the plugin is known."""
         return f"{printable(self.file)}:{self.line}" if self.line else ""
 
+    @property
+    def in_function(self) -> str:
+        """``file:line in function()``."""
+        return f"{self.where} in {self.function}()"
+
 
 class Owner(Protocol):
     """A plugin known to have been running: a candidate, or its row in the listing."""
