@@ -6,15 +6,17 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rllm_core import providers
-from rllm_core.errors import ConfigError
+from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins.blame import defined_at
 from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox, call_with_retry
 from rllm_core.scope import timed
 from rllm_core.score import Score as Score
+from rllm_core.text import printable
 from rllm_core.types import Task
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Services:
             sandbox_class: type[Sandbox] = self._plugins.load(provided)
             if not sandbox_class.isolates:
                 continue
-            problem = sandbox_class.unavailable()
+            problem = _problem_of(sandbox_class, name)
             if problem is None:
                 return sandbox_class()
             problems.append(f"{name!r} does not work on this machine: {problem}")
@@ -143,8 +145,9 @@ class Services:
         for function in self._functions.values():
             function.close()
         self._functions.clear()
-        for sandbox in {vars(self).pop(name) for name in ("sandbox", "_isolating") if name in vars(self)}:
-            await sandbox.close()
+        async with AsyncExitStack() as closing:  # each is closed even if another one's close() fails
+            for sandbox in {vars(self).pop(name) for name in ("sandbox", "_isolating") if name in vars(self)}:
+                closing.push_async_callback(sandbox.close)
 
 
 def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
@@ -155,10 +158,23 @@ def working_sandbox(plugins: PluginManager, name: str) -> type[Sandbox]:
         rllm_core.errors.PluginError: If there is no sandbox with this name, or it is broken.
     """
     sandbox_class: type[Sandbox] = plugins.load(plugins.select(providers.SandboxProvider, name))
-    problem = sandbox_class.unavailable()
+    problem = _problem_of(sandbox_class, name)
     if problem is not None:
         raise ConfigError(f"rollout.sandbox = {name!r} does not work on this machine: {problem}")
     return sandbox_class
+
+
+def _problem_of(sandbox_class: type[Sandbox], name: str) -> str | None:
+    """Returns one line about why a sandbox does not work on this machine; None if it does."""
+    problem: object = sandbox_class.unavailable()
+    if problem is None:
+        return None
+    if not isinstance(problem, str) or not problem.strip():
+        raise PluginError(
+            f"sandbox {name!r}: unavailable() returned {problem!r:.80}; return None if programs can run on this "
+            "machine, otherwise one line that says why not"
+        )
+    return printable(problem)
 
 
 def graded(path: str, task: dict[str, Any], text: str) -> tuple[float | None, dict[str, float | str], str]:

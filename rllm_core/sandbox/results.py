@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,9 @@ class CodeResult:
         stdout: Standard output, up to the limit. Undecodable bytes are replaced.
         stderr: Standard error, in the same form. Python's ``MemoryError`` appears here.
         wall_seconds: Duration.
+
+    Raises:
+        ValueError: If the outcome is another one, the exit code is missing or superfluous, or the output is not text.
     """
 
     outcome: Outcome
@@ -52,3 +55,16 @@ class CodeResult:
     stdout: str
     stderr: str
     wall_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.outcome not in get_args(Outcome):
+            raise ValueError(f"outcome = {self.outcome!r:.80} must be one of {', '.join(get_args(Outcome))}")
+        if isinstance(self.exit_code, int) != (self.outcome == "finished"):
+            raise ValueError(
+                f"exit_code = {self.exit_code!r:.80} with outcome {self.outcome!r}; a program that finished has an "
+                "integer, any other None"
+            )
+        if not isinstance(self.stdout, str) or not isinstance(self.stderr, str):
+            raise ValueError(
+                f"stdout and stderr must be text, got {type(self.stdout).__name__} and {type(self.stderr).__name__}"
+            )

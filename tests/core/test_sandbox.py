@@ -329,6 +329,22 @@ def test_a_sandbox_works_unless_it_says_otherwise() -> None:
     assert Sandbox.unavailable() is None
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"outcome": "done"}, "outcome = 'done' must be one of finished, timeout"),
+        ({"exit_code": None}, "exit_code = None with outcome 'finished'"),
+        ({"outcome": "timeout"}, "exit_code = 0 with outcome 'timeout'"),
+        ({"stdout": b"1"}, "must be text, got bytes and str"),
+        ({"stderr": None}, "must be text, got str and NoneType"),
+    ],
+)
+def test_a_result_that_is_none_is_refused_where_it_is_made(wrong: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"outcome": "finished", "exit_code": 0, "stdout": "", "stderr": "", "wall_seconds": 0.1}
+    with pytest.raises(ValueError, match=message):
+        CodeResult(**{**good, **wrong})
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Programs
 

@@ -246,6 +246,21 @@ def test_both_sandboxes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(closed_ones) == ["ChildSandbox", "Isolating", "Isolating"]
 
 
+def test_a_sandbox_that_cannot_be_closed_does_not_keep_the_other_one_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_ones = []
+
+    async def close(self: ChildSandbox) -> None:
+        closed_ones.append(type(self).__name__)
+        raise RuntimeError("busy")
+
+    monkeypatch.setattr(ChildSandbox, "close", close)
+    services = with_sandboxes("child", "Isolating")
+    assert services.sandbox is not services.isolating_sandbox()
+    with pytest.raises(RuntimeError, match="busy"):
+        asyncio.run(services.close())
+    assert sorted(closed_ones) == ["ChildSandbox", "Isolating"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "names", "message"),
     [
@@ -258,6 +273,21 @@ def test_without_isolation_one_line_says_why(chosen: str, names: tuple[str, ...]
     with pytest.raises(ConfigError, match=message) as caught:
         with_sandboxes(chosen, *names).isolating_sandbox()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [False, "", " ", ["no kernel"]])
+def test_a_reason_that_is_none_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    monkeypatch.setattr(Elsewhere, "unavailable", classmethod(lambda _: wrong))
+    with pytest.raises(PluginError, match=r"sandbox 'elsewhere'.*returned"):
+        _ = with_sandboxes("elsewhere", "Elsewhere").sandbox
+    with pytest.raises(PluginError, match=r"sandbox 'elsewhere'.*returned"):
+        with_sandboxes("child", "Elsewhere").isolating_sandbox()
+
+
+def test_a_reason_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elsewhere, "unavailable", classmethod(lambda _: "no kernel:\nboot one"))
+    with pytest.raises(ConfigError, match="on this machine: no kernel: boot one"):
+        _ = with_sandboxes("elsewhere", "Elsewhere").sandbox
 
 
 # --------------------------------------------------------------------------------------------------------------------
