@@ -134,7 +134,7 @@ def test_the_checks_of_the_cores_own() -> None:
         (WithoutOutputLimit, "output", "but the limit is 10000"),
         pytest.param(WithoutMemoryLimit, "memory", "a program used", marks=pytest.mark.slow),
         (Optimistic, "bad endings", "is reported as"),
-        (WithoutExitCode, "programs", "exit code None"),
+        (WithoutExitCode, "programs", "exit_code = None with outcome 'finished'"),
         (Late, "programs", "wall_seconds is 1000000.0"),
         (Raises, "bad endings", "raised RuntimeError"),
         (Mixed, "concurrency", "should print their numbers"),
