@@ -49,3 +49,17 @@ def parsed(parser: ParserInterface, completion_ids: TokenIds, **options: Any) ->
             f"parser {parser.name!r}: parse_completion() returned {found!r:.80}, not ParsedCompletion"
         )
     return found
+
+
+def control_tokens(parser: ParserInterface, messages: Sequence[MessageLike]) -> int:
+    """Returns the number from `ParserInterface.count_control_tokens`.
+
+    Raises:
+        RefusedConversation: If the parser returned something else.
+    """
+    counted: object = parser.count_control_tokens(messages)
+    if type(counted) is not int or counted < 0:
+        raise RefusedConversation(
+            f"parser {parser.name!r}: count_control_tokens() must return an integer >= 0, got {counted!r}"
+        )
+    return counted

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from rllm_core.errors import RefusedConversation
 from rllm_core.parser.appended import Appended, ids_after
-from rllm_core.parser.checked_calls import checked_ids, parsed, rendered
+from rllm_core.parser.checked_calls import checked_ids, control_tokens, parsed, rendered
 from rllm_core.parser.completion import ParsedCompletion
 from rllm_core.parser.contract import ParserInterface, ToolSpec
+from rllm_core.parser.first_prompts import FirstPrompt, first_prompt
 from rllm_core.parser.same_message import same_message
 from rllm_core.parser.segments import BreakReason, SegmentBreak, SessionStats, TokenSegment, Turn
 from rllm_core.types import (
@@ -101,6 +101,7 @@ class ParserSession:
         self._clean_stop = True
         self._stop_ids = _stop_set(tuple(parser.get_stop_token_ids()))
         self._examples: list[FrozenDict] | None = None
+        self._first: FirstPrompt | None = None  # keeps it for other sessions
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -205,7 +206,7 @@ class ParserSession:
             raise RuntimeError("record() or discard() the previous prompt before asking for another")
         before, started = self.stats.copy(), time.perf_counter()
         try:
-            turn, tokens = self._open(view, wanted) if self._answer is None else self._continue(view, new, wanted)
+            turn, tokens = self._begin(view, wanted) if self._answer is None else self._continue(view, new, wanted)
         finally:
             self.stats.prompt_seconds += time.perf_counter() - started
         self.stats.control_tokens += turn.control_tokens
@@ -259,6 +260,14 @@ class ParserSession:
         first = next(position for position, token in enumerate(sampled) if token in self._stop_ids)
         return self._stop_ids.issuperset(sampled[first:])
 
+    def _begin(self, view: MessageView, tools: FrozenList | None) -> tuple[Turn, TokenLog]:
+        """Returns the first prompt of the conversation, and its log."""
+        self._examples = [one for one in view if one["role"] == "assistant"]
+        self._first = first = first_prompt(self.parser, view, tools)
+        tokens = TokenLog(first.token_ids)
+        self.stats.rendered += 1
+        return Turn(tokens.ids, self._segment, None, first.media, first.control_tokens), tokens
+
     def _continue(self, view: MessageView, new: list[FrozenDict], tools: FrozenList | None) -> tuple[Turn, TokenLog]:
         """Returns the prompt of a later turn, and its log: the session's own log if the turn continues it exactly."""
         reason, tail = self._compare(view, new, tools)
@@ -274,11 +283,11 @@ class ParserSession:
             new_ids = ids_after(*said, ids)
             if new_ids is not None:
                 media = self._media + self.parser.place_media(ids, tail, start=known)
-                control_tokens = self._count_control_tokens(tail)
+                spelt = control_tokens(self.parser, tail)
                 self._tokens.extend_checked(new_ids)
                 self.stats.bridged += bridged is not None
                 self.stats.rendered += bridged is None
-                return Turn(self._tokens.ids, self._segment, None, media, control_tokens), self._tokens
+                return Turn(self._tokens.ids, self._segment, None, media, spelt), self._tokens
             reason, whole = (BreakReason.BRIDGE_NONE, ids) if bridged is None else (BreakReason.PREFIX_MISMATCH, None)
         if self.on_break == "raise":
             self.stats.count_break(reason)
@@ -292,9 +301,6 @@ class ParserSession:
 
         Assistant messages before the first completion are examples, whose author is trusted.
         """
-        if self._answer is None:
-            self._examples = [one for one in view if one["role"] == "assistant"]
-            return rendered(self.parser, view, tools=tools)
         inherited = self._inherited() if self._inherited is not None else ()
         if inherited:
             self._examples = [one for one in inherited[0].messages if one["role"] == "assistant"]
@@ -343,25 +349,16 @@ class ParserSession:
         self,
         view: MessageView,
         tools: FrozenList | None,
-        reason: BreakReason | None = None,
-        new: Sequence[MessageLike] | None = None,
-        whole: TokenIds | None = None,
+        reason: BreakReason,
+        new: Sequence[MessageLike],
+        whole: TokenIds | None,
     ) -> tuple[Turn, TokenLog]:
-        """Returns the first prompt of a segment, and its log."""
+        """Returns the first prompt of a later segment, and its log."""
         tokens = TokenLog(self._rendered(view, tools) if whole is None else whole)
-        prompt_ids = tokens.ids
-        media = self.parser.place_media(prompt_ids, view)
-        control_tokens = self._count_control_tokens(view if new is None else new)
+        media = self.parser.place_media(tokens.ids, view)
+        spelt = control_tokens(self.parser, new)
         self.stats.rendered += 1
-        return Turn(prompt_ids, self._segment + (reason is not None), reason, media, control_tokens), tokens
-
-    def _count_control_tokens(self, messages: Sequence[MessageLike]) -> int:
-        counted = self.parser.count_control_tokens(messages)
-        if type(counted) is not int or counted < 0:
-            raise RefusedConversation(
-                f"parser {self.parser.name!r}: count_control_tokens() must return an integer >= 0, got {counted!r}"
-            )
-        return counted
+        return Turn(tokens.ids, self._segment + 1, reason, media, spelt), tokens
 
 
 @lru_cache(maxsize=64)
