@@ -46,7 +46,10 @@ class ParserInterface(ABC):
         tools: Sequence[ToolSpec] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Returns the ids of a whole conversation, ready for the model to continue."""
+        """Returns the ids of a whole conversation, ready for the model to continue.
+
+        They depend on the arguments alone: conversations that begin with the same messages share one result.
+        """
 
     @abstractmethod
     def parse_completion(
