@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,8 +84,16 @@ def evaluate(
     with printing_apart(as_json):
         resolved = resolve_run(target, plugins, overrides=given, backend=backend, parser=parser, engine=engine_name)
     left: list[str] = []
-    show = (lambda result: click.echo(json.dumps(result))) if as_json else _print
     measured: list[dict[str, Any]] = []
+    stdout = sys.stdout
+
+    def show(result: dict[str, Any]) -> None:  # at once: the shutdown may hang until a second Ctrl-C ends the process
+        measured.append(result)
+        if as_json:
+            click.echo(json.dumps(result), file=stdout)
+        else:
+            _print(result)
+
     try:
         with printing_apart(as_json):
             result = starting.evaluate(
@@ -97,17 +106,15 @@ def evaluate(
                 tasks=tasks,
                 samples=samples,
                 ks=ks,
-                measured=measured.append,
+                measured=show,
             )
     except Interrupted as interrupted:
         if not measured:
             raise
-        show(measured[0])
         click.echo(str(interrupted), err=True)
         context.exit(interrupted.exit_code)
     finally:
         context.obj.leave_behind(left)
-    show(result)
     if result["reward_mean"] is None and (scorer := resolved.config.algorithm.group_scorer):
         click.echo(f"error: group scorer {scorer!r} scored no rollout", err=True)
         context.exit(1)

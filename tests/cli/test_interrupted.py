@@ -151,6 +151,24 @@ def test_a_signal_while_an_evaluation_shuts_down_keeps_its_result(forking: Forks
     assert (result["unfinished"], result["failed"], result["reward_mean"]) == (0, 0, 0.5)
 
 
+@pytest.mark.slow
+def test_a_second_signal_while_an_evaluation_shuts_down_keeps_its_result(forking: Forks, tmp_path: Path) -> None:
+    (tmp_path / "blocks.py").write_text(
+        SLOW_TO_CLOSE.replace("await asyncio.sleep(3600)", "__import__('time').sleep(3600)")
+    )
+    process = forking.start(
+        ["eval", "blocks.py", "--backend", "local", "--json"], folder=tmp_path, output=tmp_path / "output"
+    )
+    while "closing" not in process.err:
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(signals.REPEATED_SECONDS)
+    assert process.wait() == 128 + signal.SIGINT
+    assert json.loads(process.out)["reward_mean"] == 0.5
+
+
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_is_passed_on_twice_counts_once(again: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """``timeout`` sends SIGTERM to a command and to its group, which would otherwise end a run without a checkpoint."""
