@@ -16,6 +16,7 @@ from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
 from rllm_judge.requests import BrokenOff, metered, note_async, reply_in
 
 NO_KEY = "none"
+MAX_RETRIES = 6  # of a request, by the SDK, over some 20 s; all attempts at a group thus last while a server restarts
 DEADLINE = "deadline"  # of a request, on the event loop's clock
 TOO_LONG = (400, 413, 422)
 """Status codes with which endpoints reject a question, most often because it is too long."""
@@ -61,6 +62,7 @@ class Endpoint(Judge):
             http_client=Timed(event_hooks={"request": [note_async]}),
             base_url=options.base_url,
             api_key=os.environ.get(options.api_key_variable) or NO_KEY,
+            max_retries=MAX_RETRIES,
             timeout=None,  # would begin again with every byte
         )
         self._options = options

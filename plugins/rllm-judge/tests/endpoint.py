@@ -58,7 +58,7 @@ def serving(answer: Answer, usage: tuple[int, int] = (11, 7)) -> Iterator[Endpoi
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Retry-After", "0")
+            self.send_header("Retry-After-Ms", "1")
             self.end_headers()
             self.wfile.write(body)
 

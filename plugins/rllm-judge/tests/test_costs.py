@@ -16,6 +16,7 @@ import rllm_judge
 from endpoint import Endpoint, serving
 from judging import scoring
 from recount import check_books
+from rllm_judge import judges
 
 import rllm_devkit.scripted_plugin
 from rllm_core.assembly.parts import assemble
@@ -77,6 +78,7 @@ class Failing:
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setattr(judges, "MAX_RETRIES", 1)  # each with a pause if the endpoint does not send one
     found = Failing()
     yield found
     found.over.set()
