@@ -19,7 +19,7 @@ from rllm_judge.contents import Contents
 from rllm_judge.judges import RejectedQuestion
 from rllm_judge.options import JudgeOptions
 from rllm_judge.prompts import compact_question, winner_question
-from rllm_judge.reading import Unreadable, winner_in
+from rllm_judge.reading import Unreadable, winner_in, without_reasoning
 from rllm_judge.scorer import JudgeScorer
 from rllm_judge.transcripts import draw_ids
 
@@ -157,7 +157,7 @@ def _largest_part(contents: int, games: Mapping[tuple[int, int], Sequence[float]
 
 
 def _letter(reply: str) -> str:
-    letter = reply.strip()
+    letter = without_reasoning(reply).strip()
     if letter not in PLACES:
         raise Unreadable(f"{letter!r:.40} is neither A nor B")
     return letter

@@ -82,6 +82,22 @@ def score_in(reply: str) -> Graded:
     return Graded(_number(found["score"], "the score"), _reason(found))
 
 
+def without_reasoning(reply: str) -> str:
+    """Returns a reply without the reasoning in ``<think>...</think>`` that it begins with.
+
+    Later tags are not reasoning: they may be a rollout's, quoted by the judge.
+
+    Raises:
+        Unreadable: If the reasoning does not end; an object in it is a draft.
+    """
+    if not reply.lstrip().startswith("<think>"):
+        return reply
+    _, ended, answer = reply.partition("</think>")
+    if not ended:
+        raise Unreadable("<think> does not end; the judge's reasoning needs more than its maximum of tokens")
+    return answer
+
+
 def _number(score: Any, what: str) -> float:
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:  # NaN fails the comparison
         raise Unreadable(f"{what}, {score!r:.40}, is not a number from 0 to 1")
@@ -97,6 +113,7 @@ def _only_object(reply: str, key: str) -> dict[str, Any]:
     """Returns the only JSON object in a reply that has a certain key; objects nested in others do not count."""
     if not reply.strip():
         raise Unreadable(NO_TEXT)
+    reply = without_reasoning(reply)
     decoder, found, broken = json.JSONDecoder(), [], 0
     start = _START.search(reply)
     while start is not None:

@@ -157,6 +157,18 @@ def test_no_winner(text: str) -> None:
         winner_in(text, IDS)
 
 
+def test_a_draft_in_the_reasoning_is_not_the_answer() -> None:
+    draft, answer = '{"winner": "BCDF"}', '{"winner": "GHJK"}'
+    assert winner_in(f"\n<think>First {draft}. No.</think>\n{answer}", IDS) == "GHJK"
+    for text, why in [
+        (f"<think>First {draft}. No", "<think> does not end"),
+        (f"{answer}: it wrote <think>x</think>{draft}", "2 objects"),
+        (f"<think>It wrote </think>{draft}.</think>{answer}", "2 objects"),
+    ]:
+        with pytest.raises(Unreadable, match=why):
+            winner_in(text, IDS)
+
+
 def test_single_scores() -> None:
     graded = score_in('Fine. {"reason": "short", "score": 1}')
     assert (graded.score, graded.reason) == (1.0, "short")
