@@ -184,3 +184,12 @@ ABOUT: dict[str, Callable[[Path], dict[str, Any]]] = {
     "trackio": about_trackio,
     "wandb": about_wandb,
 }
+
+
+@pytest.mark.parametrize("tracker", ["mlflow"])
+@pytest.mark.parametrize("kind", ["größe & gewicht", "a//b"])
+def test_a_name_in_the_run_file_that_mlflow_rejects_is_changed(
+    tracker: str, kind: str, train: Callable[..., Any]
+) -> None:
+    run = train(tracker, overrides=(f'costs.prices."{kind}".hour=1.0',))
+    assert run.summary["tracker_failures"] == {}

@@ -25,6 +25,7 @@ MAX_PARAM_CHARACTERS = 6000
 PARAMS_PER_CALL = 100
 SHOWN_TABLES = "mlflow.loggedArtifacts"
 NOT_IN_NAMES = re.compile(r"[^\w./ -]")
+NOT_IN_PATHS = re.compile(r"^/|/$|(?<=/)/|^\.\.|(?<![^/])\.\.?(?![^/])")  # as paths, such names would mean others
 
 
 class MlflowConfig(Section):
@@ -68,7 +69,7 @@ class MlflowTracker(Tracker):
         """See `Tracker.log`."""
         now_milliseconds = int(time.time() * 1000)
         logged = [
-            self._entities.Metric(metric_name(name), value, now_milliseconds, step) for name, value in metrics.items()
+            self._entities.Metric(valid_name(name), value, now_milliseconds, step) for name, value in metrics.items()
         ]
         self._client.log_batch(self._run_id, metrics=logged)
 
@@ -100,7 +101,7 @@ class MlflowTracker(Tracker):
         run = self._client.create_run(experiment_id, run_name=name, tags=self.config.tags)
         run_id: str = run.info.run_id
         params = [
-            self._entities.Param(key, str(value)[:MAX_PARAM_CHARACTERS])
+            self._entities.Param(valid_name(key), str(value)[:MAX_PARAM_CHARACTERS])
             for key, value in flat(config.to_tables()).items()
         ]
         for first in range(0, len(params), PARAMS_PER_CALL):
@@ -108,6 +109,6 @@ class MlflowTracker(Tracker):
         return run_id
 
 
-def metric_name(name: str) -> str:
-    """Returns a metric name that MLflow accepts, with other characters replaced by ``_``."""
-    return NOT_IN_NAMES.sub("_", name)[:MAX_NAME_CHARACTERS]
+def valid_name(name: str) -> str:
+    """Returns a name of a metric or parameter that MLflow accepts, with everything else replaced by ``_``."""
+    return NOT_IN_PATHS.sub("_", NOT_IN_NAMES.sub("_", name)[:MAX_NAME_CHARACTERS])

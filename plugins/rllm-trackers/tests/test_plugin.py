@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import rllm_trackers
 from rllm_trackers.identity import identity
-from rllm_trackers.mlflow import metric_name
+from rllm_trackers.mlflow import valid_name
 from rllm_trackers.tables import flat
 
 import rllm_devkit.scripted_plugin
@@ -129,10 +129,12 @@ def test_an_id_is_made_once_for_a_run_folder(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "trackers").iterdir()} == {"wandb.json", "trackio.json"}
 
 
-def test_metric_names_as_mlflow_takes_them() -> None:
-    assert metric_name("reward_mean/solver") == "reward_mean/solver"
-    assert metric_name("validation/pass@4: #1") == "validation/pass_4_ _1"
-    assert len(metric_name("x" * 300)) == 250
+def test_names_as_mlflow_takes_them() -> None:
+    assert valid_name("reward_mean/solver") == "reward_mean/solver"
+    assert valid_name("validation/pass@4: #1") == "validation/pass_4_ _1"
+    assert len(valid_name("x" * 300)) == 250
+    assert [valid_name(name) for name in ("/a", "a/", "a//b", "a/../b", "a/.")] == ["_a", "a_", "a/_b", "a/_/b", "a/_"]
+    assert valid_name("..a/.b/...") == "_a/.b/..."
 
 
 def test_the_module_is_light() -> None:
