@@ -315,7 +315,9 @@ class Trainer:
         self._validating = asyncio.create_task(self._validation_rollouts())
         try:
             return await self._validating
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Interrupted):
+            repeated = "a resumed run repeats it from the first rollout on"
+            self.parts.progress.note(f"the validation after step {self.step} did not end; {repeated}")
             if self._interrupt is not None:
                 raise self._interrupt from None
             raise

@@ -18,6 +18,7 @@ from rllm_core.costs import Tally, collecting, current, spend
 from rllm_core.engine import EngineError
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.prediction import predict
+from rllm_core.run_folder.progress import Progress
 from rllm_core.sandbox import ChildFunction, ChildRaised
 from rllm_core.training.stopping import BudgetSpent
 from rllm_core.types import TokenOutput
@@ -350,15 +351,20 @@ def test_a_budget_that_one_step_reaches_trains_this_step(run_scripted: RunScript
 
 @pytest.mark.slow
 def test_a_budget_also_ends_a_validation(run_scripted: RunScripted) -> None:
+    notes: list[str] = []
+    progress = Progress()
+    progress.note = notes.append  # type: ignore[method-assign]
     whole = run_scripted("training.validation_rollouts=40", "training.steps=1")
     of_one = whole.summary["costs"]["calls"] // (40 * 2 + 16)
     run = run_scripted(
         "training.validation_rollouts=40",
         f"costs.budget.calls={15 * of_one}",
         path=whole.path.with_name("budget"),
+        progress=progress,
         is_begun=False,
     )
     assert isinstance(run.error, BudgetSpent)
+    assert "the validation after step 0 did not end" in notes[0]
     assert run.summary["optimizer_steps"] == 0
     assert run.summary["costs"]["calls"] <= 15 * of_one
     assert check_books(run.path) is not None
