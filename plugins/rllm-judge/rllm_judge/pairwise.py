@@ -59,8 +59,9 @@ class Pairwise(JudgeScorer):
         contents = Contents.of(group, self.options.max_transcript_characters)
         chosen = pairs(len(contents.texts), self.options.comparisons_per_rollout, contents.seed)
         problems: list[str] = []
-        played = await asyncio.gather(*(self._compare(contents, pair, problems) for pair in chosen))
-        games = {pair: results for pair, results in zip(chosen, played, strict=True) if results}
+        comparing = [asyncio.ensure_future(self._compare(contents, pair, problems)) for pair in chosen]
+        await asyncio.gather(*comparing, return_exceptions=True)  # none may outlive the group, whose costs it has
+        games = {pair: results for pair, one in zip(chosen, comparing, strict=True) if (results := one.result())}
         strengths = bradley_terry(len(contents.texts), games)
         both = [results for results in games.values() if len(results) == 2]
         parts = {"agreement": fmean(float(one == other) for one, other in both)} if both else {}

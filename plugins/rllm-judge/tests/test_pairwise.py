@@ -14,6 +14,7 @@ from judging import judged, preferring
 from rllm_judge.pairwise import Pairwise, bradley_terry, pairs
 
 from rllm_core.algorithms.group_scorer import RolloutGroup, Unscorable
+from rllm_core.types import MessageLike
 from rllm_devkit.checks import check_group_scorer
 from rllm_devkit.checks.group_scorers import group_of
 
@@ -49,6 +50,22 @@ def test_a_preference_for_the_first_place_cancels_and_shows() -> None:
 def test_who_was_never_compared_is_unscored() -> None:
     with pytest.raises(Unscorable, match="none of 3 replies of the judge can be read; in the last one, 0 objects"):
         judged(Pairwise(POLICY), ["one", "three"], lambda messages: "the first")
+
+
+def test_no_question_is_left_behind_when_another_fails() -> None:
+    """Its reply is paid for: it must be in the costs of the group, and ready for the next attempt at the group."""
+    replies = 0
+
+    def reply(messages: Sequence[MessageLike]) -> str:
+        nonlocal replies
+        replies += 1
+        if replies == 1:
+            raise ConnectionError("gone")
+        return "unreadable"
+
+    with pytest.raises(ConnectionError, match="gone"):
+        judged(Pairwise(POLICY), ["one", "three", "eleven"], reply)
+    assert replies == 1 + 2 * 2 * 3  # the other pairs, in both orders, three times
 
 
 def test_a_small_model_answers_with_a_letter() -> None:
