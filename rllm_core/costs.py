@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from rllm_core.config import CostsConfig
@@ -155,11 +156,29 @@ def spend(
         seconds: Duration of the calls.
 
     Raises:
-        ValueError: If an amount is negative, or there are more unmetered calls than calls.
+        ValueError: If ``kind`` is not text, an amount is not a number from 0 on, or there are more unmetered calls than
+            calls.
     """
-    if min(calls, unmetered, prompt_tokens, completion_tokens, seconds) < 0 or unmetered > calls:
-        raise ValueError(f"spend({kind!r}): amounts must be at least 0, and unmetered at most calls = {calls}")
-    (_current.get() or _outside).add(kind, calls, prompt_tokens, completion_tokens, seconds, unmetered=unmetered)
+    if not isinstance(kind, str):
+        raise ValueError(f"spend({kind!r:.80}): the kind of cost must be text")
+    given: dict[str, float] = {"calls": calls, "unmetered": unmetered, "prompt_tokens": prompt_tokens}
+    given |= {"completion_tokens": completion_tokens, "seconds": seconds}
+    amounts = {name: _amount(kind, name, amount) for name, amount in given.items()}
+    if amounts["unmetered"] > amounts["calls"]:
+        raise ValueError(f"spend({kind!r}): unmetered = {unmetered} must be at most calls = {calls}")
+    (_current.get() or _outside).add(kind, **amounts)
+
+
+def _amount(kind: str, name: str, given: Any) -> Any:
+    """Returns a plain number, which can be added up and recorded, also for one of numpy."""
+    try:
+        amount = float(given) if name == "seconds" else index(given)
+    except (TypeError, ValueError, OverflowError):
+        amount = -1
+    if not 0 <= amount < 2**63:
+        what = "number" if name == "seconds" else "whole number"
+        raise ValueError(f"spend({kind!r}): {name} = {given!r:.80} must be a {what} from 0 on")
+    return amount
 
 
 def taken() -> dict[str, dict[str, Any]]:

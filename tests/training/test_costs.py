@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recount import check_books
 
@@ -103,10 +104,33 @@ def test_what_is_spent_belongs_to_its_rollout_and_to_the_run() -> None:
     assert run.to_dict() == {"judge": {"calls": 2, "prompt_tokens": 30, "completion_tokens": 2}}
 
 
-@pytest.mark.parametrize("amounts", [{"calls": -1}, {"prompt_tokens": -1}, {"seconds": -0.1}, {"unmetered": 2}])
-def test_impossible_amounts_are_refused(amounts: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"spend\('judge'\)"):
-        spend("judge", **amounts)
+@pytest.mark.parametrize(
+    ("amounts", "message"),
+    [
+        ({"calls": -1}, "calls = -1 must be a whole number from 0 on"),
+        ({"completion_tokens": -1}, "completion_tokens = -1 must"),
+        ({"unmetered": 2}, "unmetered = 2 must be at most calls = 1"),
+        ({"calls": 1.5}, "calls = 1.5 must"),
+        ({"calls": None}, "calls = None must"),
+        ({"prompt_tokens": 10**400}, "prompt_tokens = 1000"),
+        ({"seconds": -0.1}, "seconds = -0.1 must be a number from 0 on"),
+        ({"seconds": float("nan")}, "seconds = nan must"),
+        ({"seconds": float("inf")}, "seconds = inf must"),
+        ({"kind": 3}, "the kind of cost must be text"),
+    ],
+)
+def test_impossible_amounts_are_refused(amounts: dict[str, Any], message: str) -> None:
+    """Some could not be added up or recorded, which would end the run without a summary."""
+    with collecting(Tally()) as tally, pytest.raises(ValueError, match=message):
+        spend(**{"kind": "search"} | amounts)
+    assert not tally.kinds
+
+
+def test_numbers_of_numpy_are_spent_as_plain_ones() -> None:
+    with collecting(Tally()) as tally:
+        spend("search", calls=np.int64(3), prompt_tokens=np.uint8(200), seconds=np.float32(0.5))  # type: ignore[arg-type]
+        spend("search", prompt_tokens=np.uint8(200))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(tally.to_dict())) == {"search": {"calls": 4, "prompt_tokens": 400, "seconds": 0.5}}
 
 
 @pytest.mark.slow
@@ -352,15 +376,18 @@ def test_a_budget_that_one_step_reaches_trains_this_step(run_scripted: RunScript
 @pytest.mark.slow
 def test_a_budget_also_ends_a_validation(run_scripted: RunScripted) -> None:
     notes: list[str] = []
-    progress = Progress()
-    progress.note = notes.append  # type: ignore[method-assign]
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
     whole = run_scripted("training.validation_rollouts=40", "training.steps=1")
     of_one = whole.summary["costs"]["calls"] // (40 * 2 + 16)
     run = run_scripted(
         "training.validation_rollouts=40",
         f"costs.budget.calls={15 * of_one}",
         path=whole.path.with_name("budget"),
-        progress=progress,
+        progress=Notes(),
         is_begun=False,
     )
     assert isinstance(run.error, BudgetSpent)
