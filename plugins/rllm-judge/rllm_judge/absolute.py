@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm_core.costs import JUDGE, spend
 from rllm_core.types import Task
-from rllm_judge.judges import NO_KEY, failure
+from rllm_judge.judges import api_key, failure
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
@@ -83,5 +83,5 @@ def _client() -> Any:
     return OpenAI(
         http_client=DefaultHttpxClient(event_hooks={"request": [note]}),
         base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None,
-        api_key=os.environ.get("OPENAI_API_KEY") or NO_KEY,
+        api_key=api_key("OPENAI_API_KEY"),
     )

@@ -61,7 +61,7 @@ class Endpoint(Judge):
         self._client = AsyncOpenAI(
             http_client=Timed(event_hooks={"request": [note_async]}),
             base_url=options.base_url,
-            api_key=os.environ.get(options.api_key_variable) or NO_KEY,
+            api_key=api_key(options.api_key_variable),
             max_retries=MAX_RETRIES,
             timeout=None,  # would begin again with every byte
         )
@@ -138,6 +138,18 @@ class Sampled(Judge):
         except Terminated as error:
             raise RejectedQuestion(str(error)) from error
         return step.text
+
+
+def api_key(variable: str) -> str:
+    """Returns the API key in a variable, without white space around it; a placeholder if the variable is unset.
+
+    Raises:
+        ConfigError: If no header can have it. HTTP libraries would quote it in their errors, and so in the run folder.
+    """
+    key = os.environ.get(variable, "").strip() or NO_KEY
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"variable {variable} holds no API key: it must have one line of ASCII characters")
+    return key
 
 
 def judge_of(options: JudgeOptions, services: ScorerServices) -> Judge:

@@ -56,6 +56,27 @@ def test_what_only_the_user_can_fix_ends_the_run(status: int, message: str) -> N
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["sec\nret", "schlüssel"])
+def test_a_key_that_no_header_can_have_is_an_error_that_does_not_quote_it(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The HTTP library's own error quotes the header, and would be recorded in the run folder."""
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with (
+        serving(BY_LENGTH) as endpoint,
+        pytest.raises(ConfigError, match="variable JUDGE_KEY holds no API key") as error,
+    ):
+        judged(Relative(options(endpoint.url)), ["one", "two"], str)
+    assert key not in str(error.value)
+
+
+def test_a_key_from_a_file_may_end_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret\n")
+    with serving(BY_LENGTH) as endpoint:
+        judged(Relative(options(endpoint.url)), ["one", "three"], str)
+    assert endpoint.keys == ["Bearer secret"]
+
+
 def test_a_busy_endpoint_is_asked_again() -> None:
     answers = itertools.chain([429, 503, 500, 429, 503], itertools.repeat(None))  # as while a server restarts
     with serving(lambda messages: next(answers) or BY_LENGTH(messages)) as endpoint:
