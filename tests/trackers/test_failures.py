@@ -56,6 +56,20 @@ def test_a_service_without_a_key_is_an_error_at_the_start(
         train(tracker, overrides=(override,))
 
 
+@pytest.mark.parametrize(
+    ("tracker", "key", "variable"),
+    [("mlflow", "tracking_uri", "MLFLOW_TRACKING_TOKEN"), ("trackio", "server_url", "TRACKIO_WRITE_TOKEN")],
+)
+def test_a_credential_that_the_library_would_quote_is_an_error_at_the_start(
+    tracker: str, key: str, variable: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a mounted file: no header can have its line end, and the library's error has the whole header."""
+    monkeypatch.setenv(variable, "secret\n")
+    with pytest.raises(ConfigError, match=variable) as error:
+        train(tracker, overrides=(f"{tracker}.{key}=http://127.0.0.1:1",))
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize("tracker", ["trackio"])
 def test_an_environment_that_would_send_metrics_away_is_an_error_unless_the_run_file_says_so(
     tracker: str, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

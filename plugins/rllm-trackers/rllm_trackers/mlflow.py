@@ -14,6 +14,7 @@ from pydantic import Field
 
 from rllm_core.config import RunConfig, Section
 from rllm_core.tracker import Cell, Status, Tracker
+from rllm_trackers.credentials import check_credential
 from rllm_trackers.identity import identity
 from rllm_trackers.library import library
 from rllm_trackers.tables import flat
@@ -51,7 +52,9 @@ class MlflowTracker(Tracker):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._tracking: Any = library("mlflow.tracking", tracker=self.name)
         self._entities: Any = library("mlflow.entities", tracker=self.name)
-        if not config.tracking_uri:
+        if config.tracking_uri:
+            check_credential("MLFLOW_TRACKING_TOKEN")
+        else:
             for module in ("sqlalchemy", "alembic"):
                 library(module, tracker=self.name)
 

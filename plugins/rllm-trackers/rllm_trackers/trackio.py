@@ -13,6 +13,7 @@ from pydantic import Field
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError
 from rllm_core.tracker import Cell, Status, Tracker
+from rllm_trackers.credentials import check_credential
 from rllm_trackers.identity import identity
 from rllm_trackers.library import library
 
@@ -47,6 +48,7 @@ class TrackioTracker(Tracker):
                     f"{variable} is set, so metrics would leave this machine although the run file does not ask for "
                     f"it; set trackio.{key}, or unset {variable}"
                 )
+        check_credential("TRACKIO_WRITE_TOKEN")
         self._trackio: Any = library("trackio", tracker=self.name)
 
     def start(self, config: RunConfig, run_dir: str) -> None:
