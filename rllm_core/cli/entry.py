@@ -73,8 +73,7 @@ def run_command(current: Session, args: Sequence[str] | None) -> NoReturn:
     try:
         cli.main(args=None if args is None else list(args), prog_name="rllm-core", obj=current)
     except UserError as error:
-        with contextlib.suppress(OSError):  # a closed terminal
-            _report(current, error, f"{error.label}{error}", args)
+        _report(current, error, f"{error.label}{error}", args)
         sys.exit(error.exit_code)
     except (SystemExit, KeyboardInterrupt):
         raise
@@ -89,10 +88,11 @@ def run_command(current: Session, args: Sequence[str] | None) -> NoReturn:
 
 def _report(current: Session, error: BaseException, line: str, args: Sequence[str] | None) -> None:
     """Prints one line on stderr, after the traceback with ``-v``; with ``--json`` also an object on stdout."""
-    if current.verbose:
-        traceback.print_exception(error)
-    click.echo(line, err=True)
-    if "--json" in (sys.argv[1:] if args is None else args):
-        from rllm_core.plugins.blame import blamed_json
+    with contextlib.suppress(OSError):  # a closed terminal, or a full disk; the exit code remains
+        if current.verbose:
+            traceback.print_exception(error)
+        click.echo(line, err=True)
+        if "--json" in (sys.argv[1:] if args is None else args):
+            from rllm_core.plugins.blame import blamed_json
 
-        click.echo(json.dumps({"failure": blamed_json(error)}))
+            click.echo(json.dumps({"failure": blamed_json(error)}))

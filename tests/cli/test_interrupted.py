@@ -205,3 +205,12 @@ def test_a_second_signal_ends_a_command_whose_event_loop_is_blocked(monkeypatch:
 def test_the_exit_code_does_not_depend_on_who_reads(closed: str, arguments: str, code: int) -> None:
     command = f'"{sys.executable}" -m rllm_core {arguments} {closed}'
     assert subprocess.run(["sh", "-c", command], check=False, stdin=subprocess.DEVNULL).returncode == code
+
+
+def test_json_that_cannot_be_written_is_an_error_in_one_line() -> None:
+    command = [sys.executable, "-m", "rllm_core", "plugins", "--json"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: OSError: [Errno 28]")
+    assert ended.stderr.count("\n") == 1
