@@ -142,4 +142,4 @@ class Budget:
 
 
 def _number(amount: float) -> str:
-    return f"{amount:,.0f}" if amount == int(amount) else f"{amount:,.4f}"
+    return f"{amount:,.0f}" if amount == int(amount) else f"{amount:,.6g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,12 @@ def test_prices_make_money_of_tokens(run_scripted: RunScripted) -> None:
 
 
 @pytest.mark.slow
+def test_a_small_budget_is_not_rounded_to_nothing(run_scripted: RunScripted) -> None:
+    prices = ("costs.prices.sampling.million_prompt_tokens=0.001", "costs.budget.money=0.000002")
+    run = run_scripted(*prices, "training.validation_rollouts=0")
+    assert re.search(r"the budget ended the run: 1\.\d+e-06 of 2e-06 are spent", str(run.error))
+
+
 def test_without_prices_there_is_no_money(run_scripted: RunScripted) -> None:
     run = run_scripted()
     assert "money" not in run.summary["costs"]
