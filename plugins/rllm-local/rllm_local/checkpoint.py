@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_local.config import LoRAConfig
-from rllm_local.model import no_progress_bars
+from rllm_local.model import one_model_at_a_time
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
@@ -38,7 +38,7 @@ def save(
         for key, value in optimizer.state[parameter].items():
             moments[f"{key}.{name}"] = value.contiguous()
     try:
-        with no_progress_bars():
+        with one_model_at_a_time():
             model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         save_file(moments, directory / OPTIMIZER_FILE)
@@ -160,7 +160,7 @@ def _weights(
         return own
     # Some folders use parameter names from older model code, which only transformers can map.
     model_class: Any = type(model)
-    with no_progress_bars():
+    with one_model_at_a_time():
         renamed, found = model_class.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
     missing = found["missing_keys"]
     return {name: value for name, value in renamed.state_dict().items() if name not in missing}

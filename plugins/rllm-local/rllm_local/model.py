@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 SMALL_MODEL_PARAMETERS = 5_000_000
 EXACT_ERROR = 1e-5
 ALIGNMENT_BYTES = 64  # of memory that torch allocates
+
+_model_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         auto_class: Any = AutoModelForCausalLM
         if reads_images(model_config):
             auto_class, kind = AutoModelForImageTextToText, "vision-language"
-        with no_progress_bars():
+        with one_model_at_a_time():
             model: PreTrainedModel = auto_class.from_pretrained(
                 str(path), dtype=dtype, trust_remote_code=config.trust_remote_code
             )
@@ -273,12 +276,17 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 
 @contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Silences transformers' progress bars, which would break the run's display."""
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+def one_model_at_a_time() -> Iterator[None]:
+    """Lets one thread create, load or save a model, for runs in several threads of a process.
+
+    Meanwhile, transformers switches off how torch initializes weights, and others seed torch, for all threads. Also
+    silences transformers' progress bars, which would break the run's display.
+    """
+    with _model_lock:
+        was_enabled = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            if was_enabled:
+                transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rllm_core.errors import ConfigError, UserError
-from rllm_local.model import no_progress_bars
+from rllm_local.model import one_model_at_a_time
 from rllm_local.warm_start import Conversation, warm_start
 
 Conversations = Callable[[random.Random], Iterator[Conversation]]
@@ -105,10 +105,11 @@ def starter_model(seed: int = 0, task: str = "starter", conversations: Conversat
     conversations, target_loss = _task(task) if conversations is None else (conversations, NO_TARGET)
     folder = _folder(seed, conversations, target_loss)
     try:
-        if not (folder / "config.json").is_file():
-            folder.parent.mkdir(parents=True, exist_ok=True)  # Fail early if the cache is not writable.
-            print("making the starter model, which is then cached ...", file=sys.stderr, flush=True)
-            make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
+        with one_model_at_a_time():
+            if not (folder / "config.json").is_file():
+                folder.parent.mkdir(parents=True, exist_ok=True)  # Fail early if the cache is not writable.
+                print("making the starter model, which is then cached ...", file=sys.stderr, flush=True)
+                make_starter_model(folder, seed=seed, conversations=conversations, target_loss=target_loss)
     except OSError as error:
         raise ConfigError(
             f"the starter model cannot be cached in {folder.parent}: {error.strerror or error}; set RLLM_CACHE_DIR to "
@@ -167,7 +168,7 @@ def make_starter_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        with no_progress_bars():
+        with one_model_at_a_time():
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         recipe = json.dumps(_recipe(seed, conversations, target_loss), indent=1, sort_keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import torch
 from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
-from rllm_local.model import compute_dtype, runs_on_gpu
+from rllm_local.model import compute_dtype, load_model, runs_on_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
@@ -328,6 +329,19 @@ async def test_torch_settings_are_put_back(run_config: Build) -> None:
 async def test_small_models_get_one_thread(run_config: Build) -> None:
     async with started(run_config()) as (backend, _):
         assert await backend._in_worker(torch_settings) == (1, "highest")
+
+
+def test_threads_load_one_model_at_a_time(model_folder: Path) -> None:
+    alone = load_model(model_folder, LocalConfig()).state_dict()
+    together = threading.Barrier(8)
+
+    def loaded() -> dict[str, torch.Tensor]:
+        together.wait()
+        return load_model(model_folder, LocalConfig()).state_dict()
+
+    with ThreadPoolExecutor(8) as threads:
+        for weights in [future.result() for future in [threads.submit(loaded) for _ in range(8)]]:
+            assert all(torch.equal(weights[name], value) for name, value in alone.items())
 
 
 @pytest.mark.parametrize(

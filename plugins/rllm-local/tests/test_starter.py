@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
@@ -271,6 +272,30 @@ def test_it_is_made_once_per_recipe(
     monkeypatch.setitem(starter.RECIPE["warm_start"], "target_loss", 99.0)
     assert starter.starter_model(0) not in (first, starter.starter_model(1))
     assert not list((tmp_path / "starter").glob(".*"))
+
+
+def test_threads_make_it_once(tmp_path: Path, conversations: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
+    making, made = threading.Event(), []
+
+    def make(folder: Path, **_: Any) -> None:
+        making.set()
+        other.join(timeout=0.2)  # it waits for this thread
+        made.append(folder)
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+
+    def ask_again() -> None:
+        making.wait()
+        starter.starter_model(0)
+
+    other = threading.Thread(target=ask_again)
+    monkeypatch.setenv("RLLM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(starter, "_task", lambda task: (conversations, None))
+    monkeypatch.setattr(starter, "make_starter_model", make)
+    other.start()
+    starter.starter_model(0)
+    other.join()
+    assert len(made) == 1
 
 
 def test_a_folder_that_is_something_else_is_not_replaced(tmp_path: Path, model_folder: Path) -> None:
