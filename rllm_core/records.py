@@ -36,7 +36,21 @@ def _number(value: Any) -> Any:
     return number
 
 
+def _flag(value: Any) -> bool:
+    """Returns a bool, also for one of numpy or torch.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if isinstance(value, bool):
+        return value
+    if getattr(value, "shape", None) != () or str(getattr(value, "dtype", "")) not in ("bool", "torch.bool"):
+        raise ValueError(f"expected True or False, got {type(value).__name__} {value!r:.80}")
+    return bool(value)
+
+
 Reward = Annotated[float, BeforeValidator(_number)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 

@@ -134,7 +134,8 @@ class Services:
                 )
             if wrong:
                 raise ValueError(
-                    f"reward function {name!r}{where} returned the part {wrong}; a part is a finite number or text"
+                    f"reward function {name!r}{where} returned the part {wrong}; a part has a name, and is a finite "
+                    "number or text"
                 )
             return Score(float(value), {REJECTED: 0.0, **parts} if blame_text else parts)
 
@@ -190,7 +191,7 @@ def graded(path: str, task: dict[str, Any], text: str) -> tuple[float | None, di
     reward = _number(value)
     if reward is None:
         return None, {}, f"{value!r:.80}"
-    read = {name: part if isinstance(part, str) else _number(part) for name, part in parts.items()}
+    read = {name: (part if isinstance(part, str) else _number(part)) if name else None for name, part in parts.items()}
     wrong = next((f"{(name, parts[name])!r:.80}" for name, part in read.items() if part is None), "")
     return reward, {str(name): part for name, part in read.items() if part is not None}, wrong
 

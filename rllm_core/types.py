@@ -44,7 +44,7 @@ from rllm_core.messages import (
     thaw,
     well_formed,
 )
-from rllm_core.records import Count, Name, Record, Reward, check_lengths, new_id
+from rllm_core.records import Count, Flag, Name, Record, Reward, check_lengths, new_id
 from rllm_core.sampling import FinishReason, ModelOutput, SamplingParams, TokenOutput
 from rllm_core.step_differences import differences, restored
 from rllm_core.termination import TerminationReason
@@ -108,8 +108,6 @@ __all__ = [
     "well_formed",
     "with_media",
 ]
-
-Flag = Annotated[bool, Field(strict=True)]
 
 
 class Task(Record):

@@ -147,6 +147,9 @@ def _number(score: object, rollout: str) -> Score | None:
         raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
     found = score if isinstance(score, Score) else Score(float(score))
     for name, part in found.parts.items():
-        if not isinstance(part, str) and not (isinstance(part, int | float) and math.isfinite(part)):
-            raise ValueError(f"score() returned the part {(name, part)!r:.80}; a part is a finite number or text")
+        is_recordable = isinstance(part, str) or (isinstance(part, int | float) and math.isfinite(part))
+        if not name or not is_recordable:
+            raise ValueError(
+                f"score() returned the part {(name, part)!r:.80}; a part has a name, and is a finite number or text"
+            )
     return found

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 from rllm_core.costs import SAMPLING
 from rllm_core.engine.answers import Answer
+from rllm_core.engine.arguments import check_tools, checked_count, checked_stop_texts
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, described
-from rllm_core.engine.stop_texts import checked_stop_texts, message_up_to_stop_text
+from rllm_core.engine.stop_texts import message_up_to_stop_text
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, BreakReason, ToolSpec
 from rllm_core.scope import RolloutScope, model_called, sampled_of
@@ -93,11 +94,13 @@ class Completer:
                 before. Forks of a completer with the same name have the same seeds.
 
         Raises:
-            TypeError: If ``after`` is not a step.
-            ValueError: If it was not sampled in this rollout.
+            TypeError: If ``after`` is not a step, or ``key`` is not a text.
+            ValueError: If the step was not sampled in this rollout.
         """
         if key is None:
             self._forks += 1
+        elif not isinstance(key, str):
+            raise TypeError(f"key must be a text, got {key!r:.80}; numbers name the forks without a key")
         return self.forked(self._forks if key is None else key, after)
 
     def forked(self, name: int | str, after: Step | None = None) -> Self:
@@ -151,15 +154,16 @@ class Completer:
             EngineError: If the engine failed.
             Terminated: If the prompt is longer than allowed.
             RolloutEnded: If the rollout has ended, or ends during the call.
-            ValueError: If a stop text is empty, or ``max_response_tokens`` is less than 1.
+            ValueError: If ``tools`` is not a list of dictionaries, a stop text is empty, or ``max_response_tokens`` is
+                less than 1.
         """
+        check_tools(tools)
         self._check_tools(tools)
         self._check_free()
         params = self.sampling_params
         if max_response_tokens is not None:
-            if max_response_tokens < 1:
-                raise ValueError(f"max_response_tokens must be at least 1, got {max_response_tokens}")
-            params = params.model_copy(update={"max_response_tokens": max_response_tokens})
+            limit = checked_count("max_response_tokens", max_response_tokens)
+            params = params.model_copy(update={"max_response_tokens": limit})
         if stop_texts:
             params = params.model_copy(update={"stop_texts": checked_stop_texts(stop_texts)})
         with self.scope.call():
@@ -202,8 +206,7 @@ class Completer:
         Raises:
             ValueError: If ``count`` is less than 1; see `complete` for other errors.
         """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
+        count = checked_count("count", count)
         after = self._last
         view = snapshot(messages, after.messages if after is not None else MessageView())
         calls = [
@@ -233,6 +236,7 @@ class Completer:
             EngineError: If the engine has no parser.
             RolloutEnded: If the rollout has ended.
         """
+        check_tools(tools)
         self._check_free()
         with self.scope.call():
             return await self._count(messages, tools)

@@ -11,17 +11,6 @@ from rllm_core.parser import BaseParser, ToolSpec
 from rllm_core.types import FinishReason, ModelOutput, TokenIds, TokenOutput
 
 
-def checked_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the texts as a tuple.
-
-    Raises:
-        ValueError: If ``texts`` is not a sequence of texts, or one of them is empty.
-    """
-    if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"stop_texts must be a list of texts that are not empty, got {texts!r}")
-    return tuple(texts)
-
-
 def tokens_up_to_stop_text(parser: BaseParser, output: TokenOutput, texts: tuple[str, ...]) -> TokenOutput:
     """Cuts a completion after the token that completes one of ``texts``."""
     tokens = _tokens(parser, output.token_ids, texts) if texts else None

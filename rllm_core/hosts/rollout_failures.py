@@ -30,6 +30,8 @@ async def awaited(returned: object) -> object:
         Rejected: If it is none.
         Escaped: See `contained`.
     """
+    if inspect.isasyncgen(returned):
+        raise Rejected("run() must return the episode, but it has a yield; write return self.episode(...) instead")
     if not inspect.isawaitable(returned):
         kind = type(returned).__name__
         raise Rejected(f"run() must be a coroutine function (async def run), but returned {kind} without one")
@@ -65,6 +67,8 @@ def failure_of(error: BaseException) -> RolloutFailed:
     trace = well_formed("".join(traceback.format_exception(raised)))[-MAX_TRACEBACK_CHARACTERS:]
     # The message of a refusal says who refused; the line of the workflow's call did nothing wrong.
     what = printable(str(raised)) if isinstance(raised, RefusedConversation) else blamed(raised)
+    if isinstance(raised, AttributeError | TypeError) and "'coroutine'" in str(raised):
+        what += "; is an await missing, as in await completer.complete(...)?"
     return RolloutFailed(TerminationReason.ERROR, what, traceback=trace, is_final=_is_final(error))
 
 

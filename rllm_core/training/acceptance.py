@@ -158,6 +158,8 @@ def _check_metrics(metrics: dict[str, float]) -> None:
             f"metrics has {len(metrics):,} entries, but the limit is {MAX_METRICS:,}; put data into metadata, and only "
             "numbers to average into metrics"
         )
+    if "" in metrics:
+        raise Rejected("a metric has no name: its key in metrics is an empty text; name it")
     for name, value in metrics.items():
         if not abs(value) <= MAX_METRIC:
             raise Rejected(f"a metric of {value:g} cannot be averaged: metrics[{name!r:.80}] exceeds {MAX_METRIC:g}")

@@ -445,7 +445,31 @@ def test_a_prompt_fits_up_to_the_last_position_and_the_last_id(toys: SimpleNames
 
 def test_an_answer_without_tokens_cannot_be_asked_for(toys: SimpleNamespace) -> None:
     completer = TITOCompleter(toys.ListEngine(toys.BridgingParser(), [toys.letters("one")]))
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        asyncio.run(completer.complete_many([USER], 0))
-    with pytest.raises(ValueError, match="max_response_tokens must be at least 1, got 0"):
-        asyncio.run(completer.complete([USER], max_response_tokens=0))
+    for count in (0, 2.0, "2", True):
+        with pytest.raises(ValueError, match=f"count must be an integer and at least 1, got {count!r}"):
+            asyncio.run(completer.complete_many([USER], count))
+        with pytest.raises(ValueError, match=f"max_response_tokens must be an integer and at least 1, got {count!r}"):
+            asyncio.run(completer.complete([USER], max_response_tokens=count))
+
+
+def test_a_limit_may_be_a_number_of_numpy(toys: SimpleNamespace) -> None:
+    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one")])
+    asyncio.run(TITOCompleter(engine).complete([USER], max_response_tokens=np.int64(4)))  # type: ignore[arg-type]
+    assert type(engine.calls[0].params.max_response_tokens) is int
+
+
+@pytest.mark.parametrize("tools", ["add", ["add"], {"name": "add"}, [len], [{"function": "add"}], 3])
+def test_tools_that_describe_nothing_are_refused_before_the_template_sees_them(
+    toys: SimpleNamespace, tools: Any
+) -> None:
+    completer = TITOCompleter(toys.ListEngine(toys.BridgingParser(), [toys.letters("one")]))
+    for call in (completer.complete, completer.count_prompt_tokens):
+        with pytest.raises(ValueError, match="tools must be a list of dictionaries that describe tools"):
+            asyncio.run(call([USER], tools=tools))
+
+
+@pytest.mark.parametrize("key", [1, ["a"], 1.5])
+def test_the_key_of_a_fork_is_a_text(toys: SimpleNamespace, key: Any) -> None:
+    completer = TITOCompleter(toys.ListEngine(toys.BridgingParser(), []))
+    with pytest.raises(TypeError, match="key must be a text"):
+        completer.fork(key=key)

@@ -729,3 +729,11 @@ def test_an_error_of_any_length_is_cut_where_it_is_recorded() -> None:
     assert len(error) < 5_000
     assert Episode(task_id="task", error=error).error == error, "as when a worker sends it"
     assert Episode(task_id="task", error="short \ud800").error == r"short \ud800"
+
+
+def test_whether_a_task_is_solved_may_be_a_bool_of_numpy() -> None:
+    right = Episode(task_id="task", is_correct=np.array(["a"])[0] == np.array("a"))
+    assert right.is_correct is True
+    for value in (1.0, np.array([True]), np.float32(1)):
+        with pytest.raises(ValidationError, match=r"is_correct\n.*expected True or False, got"):
+            Episode(task_id="task", is_correct=value)

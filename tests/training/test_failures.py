@@ -54,6 +54,12 @@ class Misbehaving(Workflow):
                 coroutine = asyncio.sleep(0)
                 coroutine.close()
                 return self.episode(task, [step, coroutine], reward=1.0)  # type: ignore[list-item]
+            case "call_not_awaited":
+                coroutine = asyncio.sleep(0)
+                coroutine.close()
+                return self.episode(task, [step], reward=coroutine.text)  # type: ignore[attr-defined]
+            case "nameless_metric":
+                return self.episode(task, [step], reward=1.0, metrics={"": 1.0})
             case "no_reward":
                 return self.episode(task, [step])
             case "terminate":
@@ -85,6 +91,8 @@ def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
         ("no_trajectory", "done", "no trajectory"),
         ("one_step", "error", "steps is one Step; it must be a list of what completer.complete() returned"),
         ("not_awaited", "error", "steps is a list with Step, coroutine; it must be"),
+        ("call_not_awaited", "error", "has no attribute 'text'; is an await missing"),
+        ("nameless_metric", "error", "a metric has no name"),
         ("no_reward", "error", "has no reward"),
         ("terminate", "max_turns_exceeded", "enough"),
         ("nan", "error", "finite"),
@@ -119,9 +127,15 @@ class Unreturned(Plain):
         return None
 
 
+class Yielding(Plain):
+    async def run(self, task: Task, completer: Completer) -> Any:
+        yield Episode(task_id=task.task_id)
+
+
 @pytest.mark.parametrize(
     ("workflow", "error"),
     [
+        (Yielding, "run() must return the episode, but it has a yield"),
         (Plain, "run() must be a coroutine function (async def run), but returned NoneType without one"),
         (Unreturned, "returned NoneType, not an Episode"),
         (Unreturned, "(run() of workflow 'Unreturned', "),

@@ -164,6 +164,10 @@ BROKEN = {
         "returned the part ('x', nan)",
     ),
     "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
+    "gives a part without a name": (
+        "return {e.rollout_id: Score(1.0, {'': 1.0}) for e in group.episodes}",
+        "returned the part ('', 1.0); a part has a name",
+    ),
     "has a part without a value": (
         "return {e.rollout_id: Score(1.0, {'form': None}) for e in group.episodes}",
         "returned the part ('form', None)",

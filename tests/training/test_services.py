@@ -41,6 +41,9 @@ def huge(task, text):
 def set_of_parts(task, text):
     return 1, {"letters": set("a")}
 
+def nameless_part(task, text):
+    return 1, {"": 0.5}
+
 def length(task, text):
     return len(text) / task.data["longest"]
 
@@ -73,7 +76,7 @@ class Rewards:
     @hookimpl
     def reward_functions(self) -> list[RewardFunctionProvider]:
         names = ("length", "whole", "endless", "words", "infinite", "raises", "dies", "absent")
-        names += ("of_numpy", "huge", "set_of_parts")
+        names += ("of_numpy", "huge", "set_of_parts", "nameless_part")
         return [RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
 
 
@@ -130,7 +133,8 @@ def test_services_work_again_after_they_were_closed(services: Services) -> None:
         pytest.param("endless", ChildTimeout, "longer than 1 s", marks=pytest.mark.slow),
         ("raises", ChildRaised, r"^reward function raises \(.*planted_rewards.py:\d+\) raised KeyError: 'abc'$"),
         ("huge", ValueError, r"reward function 'huge' .*returned 1000+, not a finite number"),
-        ("set_of_parts", ValueError, r"returned the part \('letters', \{'a'\}\); a part is a finite number or text"),
+        ("set_of_parts", ValueError, r"returned the part \('letters', \{'a'\}\); a part has a name, and is"),
+        ("nameless_part", ValueError, r"returned the part \('', 0.5\); a part has a name, and is"),
         ("words", ValueError, "reward function 'words' .*returned 'much', not a finite number"),
         ("infinite", ValueError, "reward function 'infinite' .*returned inf, not a finite number"),
     ],
