@@ -74,8 +74,8 @@ class RunDir:
             keeps_start: Whether every launch needs the initial weights, as it does for a reference policy.
 
         Raises:
-            ConfigError: If the folder cannot be written, contains another run, or has no run to resume, or a source has
-                changed since the run was started, or its initial weights do not fit.
+            ConfigError: If the folder cannot be written, contains another run or is inside one, or has no run to
+                resume, or a source has changed since the run was started, or its initial weights do not fit.
             RunError: If a checkpoint that it needs is damaged.
         """
         self.path, self.named = path.absolute(), path
@@ -85,6 +85,9 @@ class RunDir:
         self.manifest: dict[str, Any] | None = None
         self.incarnation = 0
         self.lines: dict[str, JsonLines] = {}
+        outer = next(filter(is_run_folder, self.path.parents), None)
+        if outer is not None and not resume:  # pruning a checkpoint would delete a run inside it
+            raise ConfigError(f"run folder {path} is inside the run folder {outer}; choose one outside it")
         try:
             path.mkdir(parents=True, exist_ok=True)
             holds_run = (path / "run.toml").exists()
@@ -231,6 +234,11 @@ class RunDir:
         )  # from the previous launch, including steps that are truncated now
         for name, offset in lines:
             cut_after(self.path / name, offset, lost / name)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder holds the files of a run. A user's own folder may have a run.toml."""
+    return all((path / name).is_file() for name in ("run.toml", "events.jsonl"))
 
 
 def _content(source: str) -> bytes:

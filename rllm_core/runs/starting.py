@@ -15,6 +15,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.file_references import section_name
 from rllm_core.limits.guard import Guard, guarded
 from rllm_core.limits.running import run
+from rllm_core.run_folder.folder import is_run_folder
 from rllm_core.run_folder.progress import for_terminal
 from rllm_core.runs import evaluation, launch
 from rllm_core.runs.signals import until_signalled
@@ -37,7 +38,7 @@ def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -
     if resume and run_dir is None:
         raise ConfigError("--resume needs --run-dir DIR (in Python, run_dir), the folder of the run to continue")
     if target is not None:
-        if _is_run_folder(target):
+        if is_run_folder(Path(target)):
             folder = quote(target)
             raise ConfigError(
                 f"{target} is a run folder; continue its run with rllm-core train --resume --run-dir {folder}, or start "
@@ -55,10 +56,12 @@ def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
     """Returns the target to evaluate: the one that the user named, or else the run file of the checkpoint's run.
 
     Raises:
-        ConfigError: If there is none, or it is a run folder.
+        ConfigError: If there is none, it is a run folder, or the checkpoint does not exist.
     """
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise ConfigError(f"checkpoint {checkpoint} does not exist; name a run folder, or a checkpoint folder in one")
     if target is not None:
-        if _is_run_folder(target):
+        if is_run_folder(Path(target)):
             raise ConfigError(f"{target} is a run folder; evaluate it with rllm-core eval --checkpoint {quote(target)}")
         return target
     if checkpoint is None:
@@ -67,10 +70,6 @@ def target_to_evaluate(target: str | None, checkpoint: Path | None) -> str:
     if run_dir is None:
         raise ConfigError(f"{checkpoint} belongs to no run folder; specify its workflow: rllm-core eval WORKFLOW")
     return str(run_dir / "run.toml")
-
-
-def _is_run_folder(target: str) -> bool:
-    return all((Path(target) / name).is_file() for name in ("run.toml", "events.jsonl"))
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -84,7 +84,7 @@ def test_one_line_says_what_is_wrong_and_what_is_allowed(
         (["train", "sort", "-o", "algorithm.loss=magic"], ["algorithm.loss = 'magic'", "reinforce"]),
         (["train", "sort", "-o", "training.rollouts_per_group=1"], ["rollouts_per_group = 1 is too small"]),
         (["train", "sort", "-o", "training.staleness_threshold=1"], ["take turns"]),
-        (["eval", "sort", "--checkpoint", "nowhere"], ["neither a complete checkpoint nor a run folder"]),
+        (["eval", "sort", "--checkpoint", "."], ["neither a complete checkpoint nor a run folder"]),
     ],
 )  # fmt: skip
 def test_what_the_backend_refuses_is_one_line_too(

@@ -34,9 +34,12 @@ def test_the_run_file_is_that_of_the_run(trained: Path, checkpoint: str) -> None
     [
         (["eval"], "error: specify a workflow or a run file: rllm-core eval WORKFLOW|RUN.toml, or --checkpoint RUN"),
         (["eval", "--checkpoint", "elsewhere"], "error: elsewhere belongs to no run folder; specify its workflow"),
+        (["eval", "--checkpoint", "nowhere"], "error: checkpoint nowhere does not exist; name a run folder"),
+        (["eval", "sort", "--checkpoint", "nowhere"], "error: checkpoint nowhere does not exist; name a run folder"),
     ],
 )
 def test_what_is_missing_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
     done = run_in_process(arguments, folder=tmp_path, environment=os.environ)
     assert done.returncode == 2
     assert done.stderr.startswith(message)

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder import checkpoint
+from rllm_core.run_folder.folder import RunDir
 from rllm_core.runs import launch
 from rllm_core.version import __version__
 from rllm_viewer.verify import verify
@@ -338,6 +340,18 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_scripted: Any) -> None
     assert isinstance(again.error, ConfigError)
     assert "already holds a run; add --resume" in str(again.error)
     assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("place", ["inner", "checkpoints/step-000001/deep/inner"])
+def test_a_run_inside_another_would_be_lost_with_its_checkpoints(tmp_path: Path, place: str) -> None:
+    config = RunConfig.model_validate({"workflow": "w", "backend": "b"})
+    RunDir(tmp_path / "run", config, resume=False).close()
+    (tmp_path / "run" / "events.jsonl").touch()
+    with pytest.raises(ConfigError, match=f"is inside the run folder {tmp_path}/run; choose one outside it"):
+        RunDir(tmp_path / "run" / place, config, resume=False)
+    assert not (tmp_path / "run" / place).exists()
+    (tmp_path / "run.toml").touch()  # the user's own
+    RunDir(tmp_path / "runs" / "other", config, resume=False).close()
 
 
 @pytest.mark.slow
