@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from rllm_core.assembly.engines import build_parser, engine_class, open_engine
 from rllm_core.assembly.resolution import Resolved
@@ -18,17 +19,25 @@ def check_teacher(resolved: Resolved) -> None:
     """Checks that the teacher can score.
 
     Raises:
-        ConfigError: If the teacher's engine cannot score tokens, or the teacher's model is not set.
+        ConfigError: If the teacher's engine cannot score tokens, or the teacher's model is not set, or is a path, but
+            not of a model folder.
     """
     name = resolved.config.teacher.engine
     if not engine_class(resolved, name).computes_logprobs:
         raise ConfigError(
             f"teacher.engine = {name!r} cannot score given tokens; choose an engine with computes_logprobs = True"
         )
-    if not resolved.config.teacher.model:
+    model = resolved.config.teacher.model
+    if not model:
         raise ConfigError(
             f"teacher.model is not set; set it to the folder of the model that engine {name!r} should score with"
         )
+    is_folder = Path(model).is_dir()
+    if is_folder and not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"teacher.model = {model!r} is not a model folder: it has no config.json")
+    is_path = model.startswith((".", "/")) or ("://" not in model and model.count("/") > 1)
+    if not is_folder and (is_path or Path(model).exists()):
+        raise ConfigError(f"teacher.model = {model!r}: there is no such folder")
 
 
 @asynccontextmanager

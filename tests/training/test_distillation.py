@@ -332,6 +332,10 @@ def test_scale_and_clip(distil: Distil, teachers: Any, tmp_path: Path) -> None:
         (["teacher.engine=scripted"], "estimator 'grpo' uses no teacher; set algorithm.name = 'distill'"),
         (["algorithm.name=distill"], "estimator 'distill' needs a teacher: set teacher.engine"),
         (["algorithm.name=distill", "teacher.engine=scripted"], "teacher.model is not set"),
+        ([*DISTILL, "teacher.model=runs/t/checkpoints/step-1/backend"], "step-1/backend': there is no such folder"),
+        ([*DISTILL, "teacher.model=./wise"], "teacher.model = './wise': there is no such folder"),
+        ([*DISTILL, f"teacher.model={Path(__file__).parent}"], "is not a model folder: it has no config.json"),
+        ([*DISTILL, f"teacher.model={__file__}"], "test_distillation.py': there is no such folder"),
         ([*DISTILL, "teacher.engine=scriptd"], "did you mean 'scripted'"),
         (
             [*DISTILL, "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
