@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import rllm_devkit.scripted_plugin
 from rllm_core.cli import Session
 from rllm_core.config import Section
-from rllm_core.errors import ConfigError, UserError
+from rllm_core.errors import ConfigError, RunError, UserError
 from rllm_core.hookspecs import hookimpl
 from rllm_core.plugins import PluginManager
 from rllm_core.providers import ParserProvider
@@ -97,6 +97,16 @@ def test_an_exact_parser_ends_with_its_verdict_and_0(check: Callable[..., Result
     assert result.output.splitlines()[-1].startswith("exact: all 48 turns")
     for part in ("a/model", "257", "[tool, user]", "random tokens", "sessions"):
         assert part in result.output
+
+
+@pytest.mark.parametrize("answer", [None, "text", {1: 2}, {"a": object()}, {"a": float("nan")}])
+def test_a_description_that_is_no_json_is_the_parsers_fault(
+    check: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr(ForgetfulParser, "describe", lambda self: answer)
+    result = check("a/model", "--parser", "forgetful")
+    assert isinstance(result.exception, RunError)
+    assert str(result.exception).startswith("parser 'forgetful': describe() returned ")
 
 
 def test_a_parser_that_breaks_its_contract_ends_with_1_and_names_what(check: Callable[..., Result]) -> None:

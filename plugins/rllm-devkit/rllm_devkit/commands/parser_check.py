@@ -11,6 +11,7 @@ import click
 from rllm_core.cli import session
 from rllm_core.cli.tables import echo_json, echo_table
 from rllm_core.errors import ConfigError
+from rllm_core.returned_values import checked, json_object
 
 if TYPE_CHECKING:
     from rllm_core.parser import BaseParser
@@ -104,7 +105,7 @@ def _described(built: BaseParser) -> dict[str, Any]:
         for stop in built.get_stop_token_ids()
     ]
     return {
-        **built.describe(),
+        **checked(f"parser {built.name!r}", json_object, built.describe(), "describe()"),
         "stop_tokens": stops,
         "supports_tools": built.supports_tools,
         "supports_media": built.supports_media,
