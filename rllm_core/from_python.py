@@ -62,7 +62,7 @@ def train(
         Interrupted: After SIGTERM, with the same effects, or when the budget is spent.
     """
     plugins = _plugins()
-    folder = Path(run_dir) if run_dir is not None else None
+    folder = Path(run_dir).expanduser() if run_dir is not None else None
     chosen = starting.target_to_train(_named(target, plugins, folder if resume else None), folder, resume=resume)
     parts = parts_of(resolve_run(chosen, plugins, settings=settings, backend=backend, parser=parser))
     path = starting.folder_of(parts, folder)
@@ -114,13 +114,15 @@ def evaluate(
         PluginError: If a part is missing or broken.
         RunError: If every rollout failed.
     """
+    if not isinstance(k, Sequence) or isinstance(k, str):
+        raise ConfigError(f"k = {k!r:.80}: must be a list of integers, such as [1, 8]")
     for name, number in (("tasks", 1 if tasks is None else tasks), ("n", n), *(("k", one) for one in k)):
-        if number < 1:
-            raise ConfigError(f"{name} = {number}: must be at least 1")
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"{name} = {number!r:.80}: must be an integer and at least 1")
     if split not in ("validation", "train"):
         raise ConfigError(f"split = {split!r}: must be 'validation' or 'train'")
     plugins = _plugins()
-    folder = Path(checkpoint) if checkpoint is not None else None
+    folder = Path(checkpoint).expanduser() if checkpoint is not None else None
     run_dir = starting.run_of(folder) if folder is not None else None
     chosen = starting.target_to_evaluate(_named(target, plugins, run_dir), folder)
     given = {**(settings or {}), **({"model.path": fspath(model)} if model is not None else {})}

@@ -274,8 +274,15 @@ def _tables_of(target: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns tables in which references to files, and all paths in the core's keys, are absolute."""
+    """Returns tables in which references to files, and all paths in the core's keys, are absolute.
+
+    Models are an exception, because they may be Hugging Face model IDs: of these paths, only ``~`` is replaced.
+    """
     absolute: dict[str, Any] = with_absolute_files(tables, folder)
+    for section, key in (("model", "path"), ("teacher", "model")):
+        table = absolute.get(section)
+        if isinstance(table, dict) and isinstance(path := table.get(key), str) and path.startswith("~"):
+            table[key] = str(Path(path).expanduser())
     training = absolute.get("training")
     if isinstance(training, dict) and isinstance(reference := training.get("init_from"), str) and reference:
         training["init_from"] = str((folder / Path(reference).expanduser()).resolve())

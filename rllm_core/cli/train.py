@@ -94,6 +94,7 @@ def train(
         raise ConfigError("--device-memory needs --dry-run: a run uses the memory of its devices")
     device_bytes = None if device_memory is None else parse_bytes(device_memory)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    run_dir = run_dir and run_dir.expanduser()  # shells leave --run-dir=~/DIR as it is
     target = starting.target_to_train(target, run_dir, resume=resume)
     plugins = context.obj.plugins
     given = [*overrides, *([f"training.init_from={json.dumps(init_from)}"] if init_from is not None else [])]

@@ -37,7 +37,7 @@ class Run:
         Raises:
             ConfigError: If the folder holds no run.
         """
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         if not (self.path / "run.toml").is_file():
             raise ConfigError(f"{self.path} is not a run folder: it has no run.toml")
 

@@ -224,6 +224,12 @@ def test_overrides_of_text(load: Load, override: str, value: str) -> None:
     assert load.named("puzzle", override).model.path == value
 
 
+def test_a_tilde_is_the_home_folder_of_a_model(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = load.named("puzzle", "model.path=~/models/own", "teacher.model=~/models/teacher")
+    assert (config.model.path, config.teacher.model) == ("/home/somebody/models/own", "/home/somebody/models/teacher")
+
+
 @pytest.mark.parametrize(
     ("override", "read", "value"),
     [

@@ -217,7 +217,11 @@ def test_errors_are_those_of_the_command(
         (lambda: rllm_core.train(3), "3 is not the name of a workflow"),  # type: ignore[arg-type]
         (lambda: rllm_core.train(int), "class int is not a complete workflow"),  # type: ignore[arg-type]
         (lambda: rllm_core.train(resume=True), "--resume needs --run-dir DIR .in Python, run_dir."),
-        (lambda: rllm_core.evaluate("sort", n=0), "n = 0: must be at least 1"),
+        (lambda: rllm_core.evaluate("sort", n=0), "n = 0: must be an integer and at least 1"),
+        (lambda: rllm_core.evaluate("sort", n="4"), "n = '4': must be an integer"),  # type: ignore[arg-type]
+        (lambda: rllm_core.evaluate("sort", tasks=2.5), "tasks = 2.5: must be an integer"),  # type: ignore[arg-type]
+        (lambda: rllm_core.evaluate("sort", k=8), "k = 8: must be a list of integers"),  # type: ignore[arg-type]
+        (lambda: rllm_core.evaluate("sort", k="8"), "k = '8': must be a list of integers"),  # type: ignore[arg-type]
         (lambda: rllm_core.evaluate("sort", k=[2]), "pass@2 needs"),
         (lambda: rllm_core.evaluate("sort", split="test"), "split = 'test'"),  # type: ignore[arg-type]
         (lambda: rllm_core.evaluate(), "specify a workflow"),
@@ -227,6 +231,18 @@ def test_a_wrong_argument_is_one_line(folder: Path, call: Any, message: str) -> 
     with pytest.raises(ConfigError, match=message) as refused:
         call()
     assert "\n" not in str(refused.value)
+
+
+def test_a_tilde_is_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "run").mkdir()
+    (folder / "run" / "run.toml").touch()
+    assert rllm_core.Run("~/run").path == folder / "run"
+    with pytest.raises(ConfigError, match=f"run folder {folder}/none holds no run to resume"):
+        rllm_core.train(run_dir="~/none", resume=True)
+    with pytest.raises(ConfigError, match=f"checkpoint {folder}/none does not exist"):
+        rllm_core.evaluate(checkpoint="~/none")
+    assert "error: run folder " + str(folder) in commanded(["train", "--resume", "--run-dir=~/none"], folder, code=2)
 
 
 @pytest.mark.slow
