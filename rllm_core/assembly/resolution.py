@@ -16,6 +16,7 @@ from typing import Any
 
 from rllm_core.assembly.components import select_component, select_corrections
 from rllm_core.assembly.elsewhere import ElsewhereProvider
+from rllm_core.assembly.lost_plugins import naming_lost_plugins
 from rllm_core.assembly.merging import merged_by_choice
 from rllm_core.assembly.placement import host_notes, with_host
 from rllm_core.assembly.variants import check_named, select_workflow
@@ -151,7 +152,8 @@ def resolve_run(
     given = _with_absolute_paths(given, Path.cwd())
     tables = _tables_of(target)
     asked = merged(tables, given)
-    workflow, named = select_workflow(plugins, _workflow_name(target, asked), asked)
+    with naming_lost_plugins(target, plugins):
+        workflow, named = select_workflow(plugins, _workflow_name(target, asked), asked)
     tables, given = (tables, merged(given, named)) if "workflow" in given else (merged(tables, named), given)
     asked = merged(tables, given)
     preset = preset_of(workflow, plugins, asked)
@@ -163,7 +165,8 @@ def resolve_run(
     config = validated(RunConfig, core, "", _core_keys())
     if not config.parser:
         sources["parser"] = "backend"
-    selected = providers_of(config, plugins, engine, workflow=workflow)
+    with naming_lost_plugins(target, plugins):
+        selected = providers_of(config, plugins, engine, workflow=workflow)
     resolved = _with_sections(selected, whole, asked_for=tables.keys() | given.keys())
     notes = [f"workflow {config.workflow!r}: {preset.reason}"] if preset.reason else []
     notes += host_notes(resolved.config, workflow.record)

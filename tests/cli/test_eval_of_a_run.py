@@ -66,3 +66,22 @@ def test_an_evaluation_whose_rollouts_could_not_be_scored_fails(tmp_path: Path) 
     result = json.loads(done.stdout)
     assert result["reward_mean"] is None
     assert [score["k"] for score in result["pass_at_k"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("run_file", "missing"),
+    [
+        ('workflow = "gone"\nbackend = "local"\n', "no workflow named 'gone'"),
+        ('workflow = "sort"\nbackend = "gone"\n', "no backend named 'gone'"),
+    ],
+)
+@pytest.mark.parametrize("command", [["train", "--resume", "--run-dir"], ["eval", "--checkpoint"]])
+def test_a_run_names_its_plugins_that_are_not_installed_any_more(
+    tmp_path: Path, command: list[str], run_file: str, missing: str
+) -> None:
+    (tmp_path / "run.toml").write_text(run_file)
+    (tmp_path / "plugins.json").write_text('[{"plugins": {"gone": "rllm-gone 1.0", "local": "rllm-local 0.0.1"}}]')
+    done = run_in_process([*command, "."], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {missing}; ")
+    assert done.stderr.endswith("; the run's last launch also had rllm-gone 1.0, not installed here\n")
