@@ -48,3 +48,10 @@ class RunError(UserError):
 
 class StallError(RunError):
     """Nothing made progress for too long. The message lists the position of every rollout."""
+
+
+class Escaped(RuntimeError):
+    """Third-party code raised an error that would end the event loop, such as ``SystemExit``; chained as the cause.
+
+    No error for users, but a bug of that code. Its message already names the type of the cause.
+    """

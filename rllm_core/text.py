@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm_core.errors import PluginError
+from rllm_core.errors import Escaped, PluginError
 
 MAX_TEXT_CHARACTERS = 1_000
 
@@ -30,7 +30,7 @@ def one_line(error: BaseException) -> str:
         text = printable(_text(error))
     except BaseException as mute:  # __str__ may be third-party code, and a SystemExit from it would end the process
         text = f"its message is not available: {type(mute).__name__}"
-    if isinstance(error, PluginError):
+    if isinstance(error, PluginError | Escaped):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

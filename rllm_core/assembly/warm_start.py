@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rllm_core.backend import WarmStart
 from rllm_core.errors import PluginError, UserError
 from rllm_core.plugins.blame import blamed
+from rllm_core.text import counted
 from rllm_core.workflow import Conversation, Workflow
 
 
@@ -39,7 +40,8 @@ def _checked(found: Iterator[Conversation], name: str) -> Iterator[Conversation]
                 )
             made += 1
             yield conversation
-    raise PluginError(f"workflow {name!r}: warm_start() ended after {made} conversations; yield them endlessly")
+    ended = f"warm_start() ended after {counted(made, 'conversation')}"
+    raise PluginError(f"workflow {name!r}: {ended}; yield them endlessly")
 
 
 def _is_conversation(found: object) -> bool:

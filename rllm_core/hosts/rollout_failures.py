@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from rllm_core.engine import EngineError, Terminated
-from rllm_core.errors import PluginError, RefusedConversation
+from rllm_core.errors import Escaped, PluginError, RefusedConversation
 from rllm_core.hosts.contract import RolloutFailed
-from rllm_core.limits.timeouts import Escaped, contained
+from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed, defined_at
 from rllm_core.text import printable
 from rllm_core.types import Episode, Step, TerminationReason, Trajectory, well_formed

@@ -10,10 +10,10 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rllm_core.errors import RunError, StallError
+from rllm_core.errors import Escaped, RunError, StallError
 from rllm_core.limits.guard import stack_of
 from rllm_core.limits.loop_thread import in_thread
-from rllm_core.limits.timeouts import GRACE_SECONDS, Escaped, first_of, stop, whereabouts, within
+from rllm_core.limits.timeouts import GRACE_SECONDS, first_of, stop, whereabouts, within
 from rllm_core.plugins.blame import place_among
 from rllm_core.text import one_line
 

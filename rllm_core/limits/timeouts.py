@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
-from rllm_core.errors import RunError, StallError
+from rllm_core.errors import Escaped, RunError, StallError
 from rllm_core.limits.guard import patience
 from rllm_core.plugins.blame import Frame, blamed, place_among, place_of
 from rllm_core.text import one_line
@@ -16,10 +16,6 @@ from rllm_core.text import one_line
 ResultT = TypeVar("ResultT")
 
 GRACE_SECONDS = 5.0  # time for cancelled code to clean up; then the run continues without waiting for it
-
-
-class Escaped(RuntimeError):
-    """Third-party code raised an error that would end the event loop, such as ``SystemExit``; chained as the cause."""
 
 
 async def contained(awaitable: Awaitable[ResultT]) -> ResultT:

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from rllm_core.errors import RunError, StallError
+from rllm_core.errors import Escaped, RunError, StallError
 from rllm_core.limits import timeouts as deadlines
 from rllm_core.limits.running import run
-from rllm_core.limits.timeouts import Escaped, within
+from rllm_core.limits.timeouts import within
 
 
 @pytest.fixture(autouse=True)

@@ -289,6 +289,15 @@ def test_an_open_without_async_is_explained(
     assert "env.py:17) must be a coroutine function; write async def open" in str(run.error)
 
 
+def test_an_open_that_exits_is_told_without_the_names_of_the_core(
+    run_scripted: RunScripted, write: Callable[[str, str], Path]
+) -> None:
+    exits = "    async def open(self):\n        raise SystemExit('no server')\n\n    async def run"
+    path = write("env.py", WORKFLOW.replace("    async def run", exits))
+    run = run_scripted("rollout.host=inline", is_begun=False, target=str(path))
+    assert run.summary["error"].endswith("env.py:18: SystemExit: no server")
+
+
 def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
     run_scripted: RunScripted, write: Callable[[str, str], Path]
 ) -> None:

@@ -147,7 +147,7 @@ def test_without_conversations_it_is_the_shared_model(game: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("ends", "ended after 1 conversations"),
+        ("ends", "ended after 1 conversation;"),
         ("fails", r"failed: .*no move left"),
         ("odd", "from the assistant"),
     ],
