@@ -45,6 +45,15 @@ def test_the_rows_of_the_pages_can_be_read(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_run_file_of_the_page_trains_on_its_rows(tmp_path: Path) -> None:
+    blocks = Page(ROOT / "docs" / "train-on-my-data.md").blocks
+    for name, language in (("rows.jsonl", "json"), ("mine.toml", "toml")):
+        [text] = [block.text for block in blocks if block.language == language]
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = run_in_process(["train", "mine.toml", "--dry-run"], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", TRAINING)
 def test_the_commands_of_the_page_train(folder: Path, command: str) -> None:
