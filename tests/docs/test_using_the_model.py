@@ -36,7 +36,7 @@ def test_the_page_can_be_followed(
 
 
 def follow(command: str, folder: Path) -> None:
-    arguments = shlex.split(command.replace("--step 400", "--step 1"))[1:]
+    arguments = shlex.split(command.replace("--step 250", "--step 1"))[1:]
     if arguments[0] == "train":
         arguments += [word for setting in SHORT for word in ("-o", setting)]
     if arguments[0] == "eval":
