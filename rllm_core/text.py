@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rllm_core.errors import Escaped, PluginError
 
 MAX_TEXT_CHARACTERS = 1_000
@@ -42,10 +45,14 @@ def _text(error: BaseException) -> str:
         more = f" (and {len(error.exceptions) - 1} more)" if len(error.exceptions) > 1 else ""
         return f"{error.message}: {one_line(error.exceptions[0])}{more}"
     if isinstance(error, ValidationError):
-        # Pydantic's own text has one line per field and ends in a URL.
-        problems = (
-            (".".join([error.title, *map(str, problem["loc"])]), problem["msg"].removeprefix("Value error, "))
-            for problem in error.errors()
-        )
-        return "; ".join(f"{field}: {message}" for field, message in problems)
+        return "; ".join(_problem(error.title, problem) for problem in error.errors())
     return str(error)
+
+
+def _problem(title: str, problem: Mapping[str, Any]) -> str:
+    """Returns a problem that pydantic found; its own text has one line per field and ends in a URL."""
+    message, given = problem["msg"].removeprefix("Value error, "), problem["input"]
+    is_number = isinstance(given, int | float) and problem["type"] not in ("extra_forbidden", "value_error")
+    if is_number or problem["type"] == "enum":  # other texts may be keys of third-party settings, or too long
+        message += f", got {given!r:.80}"
+    return f"{'.'.join([title, *map(str, problem['loc'])])}: {message}"

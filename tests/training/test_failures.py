@@ -58,6 +58,8 @@ class Misbehaving(Workflow):
                 coroutine = asyncio.sleep(0)
                 coroutine.close()
                 return self.episode(task, [step], reward=coroutine.text)  # type: ignore[attr-defined]
+            case "unknown_reason":
+                return self.episode(task, [step], reward=1.0, termination_reason="finished")  # type: ignore[arg-type]
             case "nameless_metric":
                 return self.episode(task, [step], reward=1.0, metrics={"": 1.0})
             case "no_reward":
@@ -93,6 +95,7 @@ def play(task_id: str, script: Script | None = None, **rollout: Any) -> Episode:
         ("not_awaited", "error", "steps is a list with Step, coroutine; it must be"),
         ("call_not_awaited", "error", "has no attribute 'text'; is an await missing"),
         ("nameless_metric", "error", "a metric has no name"),
+        ("unknown_reason", "error", "or 'worker_lost', got 'finished'"),
         ("no_reward", "error", "has no reward"),
         ("terminate", "max_turns_exceeded", "enough"),
         ("nan", "error", "finite"),
