@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rllm_core.algorithms.task_stream import TaskStream
 from rllm_core.errors import ConfigError
@@ -38,7 +39,7 @@ def subsets_of(tasks: Sequence[Task], key: str, where: str) -> dict[str, list[in
 
     Args:
         tasks: Training tasks.
-        key: Key of `Task.data`.
+        key: Key of `Task.data`, or of a table in it, such as ``row.level``.
         where: Name of the option, for errors.
 
     Raises:
@@ -48,11 +49,20 @@ def subsets_of(tasks: Sequence[Task], key: str, where: str) -> dict[str, list[in
         raise ConfigError(f"{where} = {key!r}: the training tasks are endless, so their subsets cannot be listed")
     found: dict[str, list[int]] = {}
     for position, task in enumerate(tasks):
-        if key not in task.data:
-            has = ", ".join(map(repr, list(task.data)[:SHOWN])) or "nothing"
+        values = _by_key(task.data)
+        if key not in values:
+            has = ", ".join(map(repr, list(values)[:SHOWN])) or "nothing"
             raise ConfigError(f"{where} = {key!r}: task {task.task_id!r:.80} has no such key in its data, but {has}")
-        found.setdefault(str(task.data[key]), []).append(position)
+        found.setdefault(str(values[key]), []).append(position)
     return found
+
+
+def _by_key(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of a task's data, those of nested tables under dotted keys."""
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        values |= _by_key(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
 
 
 def order_of(tasks: Sequence[Task], positions: Sequence[int], seed: int, *names: str) -> Order:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rllm_samplers.mixture import Mixture
 from rllm_samplers.stages import Stages
+from rllm_workflows.dataset import DatasetConfig, DatasetWorkflow
 
 from rllm_core.algorithms.task_sampler import GroupResult, TaskSampler
 from rllm_core.errors import ConfigError
@@ -44,6 +47,23 @@ def test_within_a_subset_every_task_comes_once_before_any_comes_again() -> None:
     assert Counter(of_a[:20]) == Counter(of_a[20:]) == dict.fromkeys(range(0, 40, 2), 1)
     assert of_a[:20] != of_a[20:]
     assert sampler.metrics() == {"passes/a": 2.0, "passes/rare": 40 / 3}
+
+
+def test_a_subset_may_be_a_column_of_the_rows_of_workflow_dataset(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    levels = ["easy"] * 6 + ["hard"] * 2
+    rows.write_text(
+        "".join(
+            json.dumps({"question": str(n), "answer": "1", "level": level}) + "\n" for n, level in enumerate(levels)
+        )
+    )
+    config = DatasetConfig(train_file=str(rows), reward_columns=("level",), held_out_share=0)
+    tasks = DatasetWorkflow(config).tasks("train")
+    sampler = Mixture({"by": "row.level", "weights": {"easy": 0, "hard": 1}})
+    sampler.begin(tasks, seed=5)
+    assert [tasks[position].data["row"]["level"] for position in sampler.next(4)] == ["hard"] * 4
+    with pytest.raises(ConfigError, match=r"no such key in its data, but 'question', 'answer', 'row\.level'$"):
+        Mixture({"by": "level", "weights": {"easy": 1}}).begin(tasks, seed=5)
 
 
 def result(ordinal: int, step: int, solved: float | None) -> GroupResult:
