@@ -37,6 +37,11 @@ class Slots:
         return self._places - self._free
 
     @property
+    def wanted(self) -> int:
+        """Number of contexts that hold a slot or wait for one, without those that are just being handed one."""
+        return self._held_now + sum(map(len, self._waiting))
+
+    @property
     def place_seconds(self) -> float:
         """Total time that the contexts of `place` have held slots so far, in seconds, summed over all slots."""
         return self._seconds + self._held_now * (time.monotonic() - self._counted_at)

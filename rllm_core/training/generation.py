@@ -45,6 +45,7 @@ class Generation:
         self._breaker = CircuitBreaker(parts.config.rollout)
         self._next_ordinal = 0
         self._groups: dict[int, asyncio.Task[None]] = {}
+        self.runner.merger.is_starting = self._is_starting
 
     async def run(self) -> None:
         """Starts groups until the run needs no more."""
@@ -164,6 +165,14 @@ class Generation:
             error = error.exceptions[0]
         if error is not None:
             self.parts.buffer.fail(error)
+        self.runner.merger.settled()
+
+    def _is_starting(self) -> bool:
+        """Whether rollouts are about to start, such as those of a group in the place of a filtered one."""
+        running = [len(group.running) for group in self.ledger.running.values()]
+        if running and self.coordinator.may_dispatch():
+            return self.parts.budget.fits(self.config.training.rollouts_per_group)
+        return sum(running) > self.runner.slots.wanted or (self.parts.scoring is None and not all(running))
 
     async def _play_group(self, task: Task, group: Group) -> None:
         """Runs all rollouts of one task, then completes or filters the group."""

@@ -22,8 +22,7 @@ from rllm_core.types import SamplingParams, TokenInput, TokenOutput
 # Answers that arrive together are handed to their rollouts in slices: each rollout then runs until its next request,
 # which takes about 0.1 ms and blocks everything else on the event loop.
 ANSWERS_PER_ROUND = 128
-# How long a lockstep batch waits for rollouts that wait for something unknown, and for those that call a tool or a
-# reward function.
+# How long a lockstep batch waits for rollouts that wait for something unknown, and for those that start or call a tool.
 LOCKSTEP_GRACE_SECONDS = 0.02
 LOCKSTEP_OUTSIDE_SECONDS = 2.0
 
@@ -103,10 +102,10 @@ class RequestMerger:
     Requests with the same prompt, parameters and purpose that arrive in one event-loop tick become one call, sent by
     its own task; a single request is sent by the task that makes it. Requests to `unmerged` do not wait for equal ones.
     Validation goes first when calls queue, and answers that arrive together are handed out in slices. With
-    ``lockstep``, requests wait until every running rollout has sent one and the engine is idle, and are sent in the
-    order of their seeds, so batches do not depend on timing. A rollout that is computing in a worker delays the others
-    until it is done. A rollout that is calling a tool or a reward function (`rllm_core.scope.timed`) delays them by at
-    most 2 s, and one that waits for anything else by at most 20 ms.
+    ``lockstep``, requests wait until every running or starting rollout has sent one and the engine is idle, and are
+    sent in the order of their seeds, so batches do not depend on timing. A rollout that is computing in a worker delays
+    the others until it is done. One that is starting or calls a tool or a reward function (`rllm_core.scope.timed`)
+    delays them by at most 2 s, and one that waits for anything else by at most 20 ms.
 
     Args:
         engine: Engine that receives the calls.
@@ -119,6 +118,7 @@ class RequestMerger:
     Attributes:
         unmerged: Source for prompts that no other request is likely to have, such as those of later turns.
         running_calls: Tasks that wait for the engine.
+        is_starting: Function that returns whether rollouts are about to start.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class RequestMerger:
         self._pending: dict[bytes | tuple[object, ...], list[_Merged]] = {}
         self._waiting_rollouts = 0
         self._running_rollouts = 0
+        self.is_starting: Callable[[], bool] = lambda: False
         self.running_calls: set[asyncio.Task[None]] = set()
         self._scheduled: asyncio.Handle | None = None
         self._grace: asyncio.TimerHandle | None = None
@@ -160,9 +161,9 @@ class RequestMerger:
         self._waiting_rollouts += (asker.waiting > 0) - (before > 0)
 
     def settled(self) -> None:
-        """Called when no rollout is computing in a worker any more."""
-        if self._pending and self.lockstep:
-            self._schedule()
+        """Called when something that a lockstep batch waits for may be over."""
+        if self._pending and self.lockstep and self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._tick)
 
     def rollout_started(self) -> None:
         """Counts a running rollout, which may send requests."""
@@ -171,8 +172,7 @@ class RequestMerger:
     def rollout_ended(self) -> None:
         """Counts a rollout as ended."""
         self._running_rollouts -= 1
-        if self._pending and self.lockstep:
-            self._schedule()
+        self.settled()
 
     async def get_token_output_from_token_input(
         self, token_input: TokenInput, *, sampling_params: SamplingParams, seed: int, is_validation: bool = False
@@ -211,8 +211,7 @@ class RequestMerger:
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         merged.seeds.append(seed)
         merged.futures.append(future)
-        if self.lockstep:
-            self._schedule()
+        self.settled()
         return await merged.output(future)
 
     async def aclose(self) -> None:
@@ -227,15 +226,11 @@ class RequestMerger:
         while self.running_calls:
             await asyncio.wait(self.running_calls)
 
-    def _schedule(self) -> None:
-        if self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._tick)
-
     def _tick(self) -> None:
         self._scheduled = None
         if not self._is_settled():
             return  # the host calls `settled` when it is
-        if self._waiting_rollouts >= self._running_rollouts:
+        if self._waiting_rollouts >= self._running_rollouts and not self.is_starting():
             if not self.running_calls:
                 self._flush()
         elif self._grace is None:
@@ -248,7 +243,7 @@ class RequestMerger:
         if not self._pending or self.running_calls or not self._is_settled():
             return
         loop = asyncio.get_running_loop()
-        if self._outside() and loop.time() < until:
+        if (self._outside() or self.is_starting()) and loop.time() < until:
             self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
         else:
             self._flush()
@@ -333,5 +328,4 @@ class RequestMerger:
             task = asyncio.current_task()
             assert task is not None
             self.running_calls.discard(task)
-            if self._pending and self.lockstep:
-                self._schedule()
+            self.settled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rllm_core.assembly.parts import Parts
 from rllm_core.backend import OptimizerStep
 from rllm_core.errors import RunError
 from rllm_core.run_folder.difficulty import ALL, NONE, SOME, DifficultyCounts
+from rllm_core.scope import timed
 from rllm_core.types import Episode
 from rllm_devkit.scripted import ScriptedBackend, ScriptedBatch, ScriptedEngine
 from rllm_viewer.verify import verify
@@ -23,6 +25,66 @@ RunScripted = Callable[..., Any]
 PAIRS = ("training.rollouts_per_group=2", "training.steps=8", "algorithm.filter_uniform_groups=true")
 GO_WITHOUT = (*PAIRS, "algorithm.refill_filtered_groups=false")
 ASYNCHRONOUS = ("training.staleness_threshold=1", "training.partial_rollout=true")
+
+
+def batches_of(assembly: Parts, rounds: Callable[[int], int]) -> list[set[int]]:
+    """Lets each rollout's reward take ``rounds`` of the event loop by its number; returns the seeds of each batch."""
+    play, init, batches, played = (
+        assembly.workflow.run,
+        assembly.backend.init_rollout_engine,
+        [set()],
+        itertools.count(),
+    )
+
+    async def run(task: Any, completer: Any) -> Episode:
+        episode = await play(task, completer)
+        with timed("reward", "slow"):
+            for _ in range(rounds(next(played))):
+                await asyncio.sleep(0)
+        return episode
+
+    async def init_rollout_engine(parser: Any) -> ScriptedEngine:
+        engine: ScriptedEngine = await init(parser)
+        sample, in_engine = engine.get_token_outputs_from_token_input, set()
+
+        async def get_token_outputs_from_token_input(tokens: Any, *, seeds: Any, **options: Any) -> Any:
+            batches[-1] |= {*seeds}
+            in_engine.add(id(seeds))
+            for _ in range(3):  # the other calls of the batch arrive
+                await asyncio.sleep(0)
+            in_engine.remove(id(seeds))
+            if not in_engine:
+                batches.append(set())
+            return await sample(tokens, seeds=seeds, **options)
+
+        engine.get_token_outputs_from_token_input = get_token_outputs_from_token_input  # type: ignore[method-assign]
+        return engine
+
+    assembly.workflow.run = run  # type: ignore[method-assign]
+    assembly.backend.init_rollout_engine = init_rollout_engine  # type: ignore[method-assign]
+    return batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("rollout.max_concurrent_rollouts=4",)])
+def test_batches_do_not_depend_on_which_group_is_filtered_last(
+    run_scripted: RunScripted, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    runs = []
+    for name, rounds in (("first", lambda number: 9 * (number % 8)), ("last", lambda number: 9 * (7 - number % 8))):
+        found: list[list[set[int]]] = []
+        run = run_scripted(
+            *PAIRS,
+            *overrides,
+            "training.validation_rollouts=0",
+            backend="scripted_colocated",
+            path=tmp_path / name,
+            prepare=lambda assembly, rounds=rounds, found=found: found.append(batches_of(assembly, rounds)),
+        )
+        assert run.error is None
+        runs += found
+    assert len(runs[0]) > 8 + 1, "some groups were replaced"
+    assert runs[0] == runs[1]
 
 
 def shares(row: dict[str, Any]) -> list[float]:
