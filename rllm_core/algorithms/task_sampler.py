@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rllm_core.algorithms.options import Configured
+from rllm_core.errors import ConfigError
 from rllm_core.types import Task
 
 Outcome = Literal["trained", "filtered", "failed", "skipped"]
@@ -114,3 +115,20 @@ def checked_positions(returned: object, n: int, tasks: Sequence[Task]) -> list[i
         if isinstance(position, bool) or not isinstance(position, Integral) or not 0 <= int(position) < len(tasks):
             raise ValueError(f"next({n}) returned position {position!r:.80} of {len(tasks)} tasks")
     return [int(position) for position in returned]
+
+
+def check_same_tasks(before: int | None, tasks: Sequence[Task]) -> None:
+    """Checks the number of training tasks of a resumed run, since its state has their positions.
+
+    Args:
+        before: Number of tasks in the checkpoint; None in checkpoints of earlier versions.
+        tasks: Training tasks.
+
+    Raises:
+        ConfigError: If it has changed.
+    """
+    if before not in (None, len(tasks)):
+        raise ConfigError(
+            f"the checkpoint has {before} training tasks, but there are {len(tasks)}; resume with the same tasks, or "
+            "start a new run from its weights with --init-from"
+        )

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, checked_positions
+from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, check_same_tasks, checked_positions
 from rllm_core.returned_values import finite_numbers, json_object
 from rllm_core.training.group import Group
 from rllm_core.types import Task
@@ -82,10 +82,8 @@ class TaskDraws:
     def trained(self, groups: Iterable[Group]) -> None:
         """Keeps the results of the groups of an optimizer step."""
         for group in groups:
-            if group.filtered is None:
-                self.ended(group, "trained", "trained")
-            else:
-                self.ended(group, "filtered", group.filtered.value)
+            outcome: Outcome = "filtered" if group.filtered else "trained"
+            self.ended(group, outcome, group.filtered.value if group.filtered else "trained")
 
     def skipped(self, ordinal: int, *, weight_version: int, step: int) -> None:
         """Reports a quarantined task to the sampler at once: otherwise the sampler might choose it forever."""
@@ -120,6 +118,7 @@ class TaskDraws:
         state = self._sampler.checked(json_object, self._sampler.attempt(self._sampler.state_dict), "state_dict()")
         ended = {result.ordinal for result in self._results}
         return {
+            "tasks": len(self.tasks),
             "drawn": self._drawn,
             "chosen": {str(ordinal): at for ordinal, at in self._chosen.items() if ordinal not in ended},
             "results": [asdict(result) for result in self._results],
@@ -128,6 +127,7 @@ class TaskDraws:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from the manifest."""
+        check_same_tasks(state.get("tasks"), self.tasks)
         self._drawn = state["drawn"]
         self._results = [GroupResult(**one | {"rewards": tuple(one["rewards"])}) for one in state["results"]]
         self._chosen = {int(ordinal): position for ordinal, position in state["chosen"].items()}

@@ -18,6 +18,7 @@ from rllm_core.assembly.tasks import TaskStream
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
+from rllm_core.types import Task
 from rllm_devkit.scripted import ScriptedBackend, ScriptedWorkflow
 from rllm_viewer.verify import verify
 
@@ -367,3 +368,24 @@ def test_a_resume_with_another_sampler_is_refused(
     resumed = run_scripted("training.steps=4", sampler(), path=first.path, resume=True)
     assert isinstance(resumed.error, ConfigError)
     assert "these keys differ: training.sampler. " in str(resumed.error)
+
+
+@pytest.mark.parametrize("now", [6, 9])
+def test_a_resume_with_another_number_of_tasks_is_refused(run_scripted: RunScripted, tmp_path: Path, now: int) -> None:
+    """Positions of the checkpoint would be those of other tasks."""
+    path = tmp_path / "run"
+    assert run_scripted("training.steps=2", "say_yes.tasks=8", path=path).error is None
+
+    def changed(assembly: Parts) -> None:
+        del assembly.tasks.of("train")[now:]  # type: ignore[attr-defined]
+        assembly.tasks.of("train").extend(  # type: ignore[attr-defined]
+            Task(task_id=f"new-{number}", data={"number": number}) for number in range(8, now)
+        )
+
+    before = (path / "metrics.jsonl").read_bytes()
+    options = ("training.steps=4", "say_yes.tasks=8")
+    resumed = run_scripted(*options, path=path, resume=True, prepare=changed, is_begun=False)
+    assert isinstance(resumed.error, ConfigError)
+    assert f"the checkpoint has 8 training tasks, but there are {now}; resume with the same" in str(resumed.error)
+    assert run_scripted(*options, path=path, resume=True).error is None, "nothing was lost"
+    assert (path / "metrics.jsonl").read_bytes().startswith(before)
