@@ -30,13 +30,7 @@ from rllm_core.training.rollouts import Rollout
 from rllm_core.training.run_parts import RunParts
 from rllm_core.training.saving import Saving
 from rllm_core.training.stopping import BudgetSpent, Interrupted
-from rllm_core.training.validation import (
-    nll_per_token,
-    plan,
-    play_all,
-    summarize,
-    written_samples,
-)
+from rllm_core.training.validation import nll_per_token, plan, play_all, summarize, written_samples
 from rllm_core.training.weights import Weights
 from rllm_core.types import Episode, Floats, TrainingSample
 
@@ -316,8 +310,7 @@ class Trainer:
         try:
             return await self._validating
         except (asyncio.CancelledError, Interrupted):
-            repeated = "a resumed run repeats it from the first rollout on"
-            self.parts.progress.note(f"the validation after step {self.step} did not end; {repeated}")
+            self.parts.progress.note(f"the validation after step {self.step} did not end; a resumed run repeats it")
             if self._interrupt is not None:
                 raise self._interrupt from None
             raise
