@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import RunScripted
 
 from rllm_core.assembly.resolution import load_run_config
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.folder import RunDir
 from rllm_viewer.verify import verify
+
+if TYPE_CHECKING:  # at run time, the name is another folder's conftest where several are collected
+    from conftest import RunScripted
 
 LINEAR = "optimizer.schedule=linear"
 ENTROPY = ("algorithm.entropy_coefficient=0.1", "algorithm.entropy_coefficient_final=0.0")
