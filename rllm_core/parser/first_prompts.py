@@ -38,7 +38,7 @@ def first_prompt(parser: ParserInterface, messages: MessageView, tools: FrozenLi
         RefusedConversation: If the parser refuses the messages, or returned something that is no prompt.
     """
     said = messages[:]
-    if any(type(one) is SampledMessage for one in said):  # the prompt also depends on the tokens that were sampled
+    if SampledMessage in map(type, said):  # the prompt also depends on the tokens that were sampled
         return _opened(parser, messages, tools)
     key = (id(parser), repr((said, tools)))  # the text tells 1 from True, and shows the order of keys
     found = _prompts.get(key)
