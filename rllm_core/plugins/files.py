@@ -101,7 +101,7 @@ def _chosen(
         unfinished = unfinished or next((value for value in own if inspect.isabstract(value)), None)
     if inspect.isabstract(unfinished):
         missing = ", ".join(sorted(unfinished.__abstractmethods__))
-        raise PluginError(f"{kind.kind} {reference!r}: class {unfinished.__name__} lacks {missing}; write them")
+        raise PluginError(f"{kind.kind} {reference!r}: class {unfinished.__name__} must also define {missing}")
     if name is not None and name not in found:
         raise PluginError(f"{kind.kind} {reference!r}: {name} is not one of the file's {what} ({names})")
     if not found:

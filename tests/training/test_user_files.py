@@ -313,8 +313,8 @@ def test_a_workflow_that_returns_no_steps_learns_why_nothing_is_trained(
     ("name", "text", "reference", "message"),
     [
         ("env.py", "", "env.py", "the file has no subclasses of rllm_core.workflow.Workflow; write one, or"),
-        ("env.py", WORKFLOW.replace("run(", "play("), "env.py", r"env\.py': class Echo lacks run; write them"),
-        ("env.py", WORKFLOW.replace("def ", "def _"), "env.py:Echo", "class Echo lacks run, tasks; write them"),
+        ("env.py", WORKFLOW.replace("run(", "play("), "env.py", r"env\.py': class Echo must also define run"),
+        ("env.py", WORKFLOW.replace("def ", "def _"), "env.py:Echo", "class Echo must also define run, tasks"),
         ("env.py", WORKFLOW + "\n\nclass Other(Echo):\n    pass\n", "env.py", "Echo, Other; name one, such as"),
         ("env.py", WORKFLOW, "env.py:Config", r"Config is not one of the file's subclasses .* \(Echo\)"),
         ("env.py", "import nothing_of_this_name", "env.py", "cannot be loaded: .*nothing_of_this_name"),

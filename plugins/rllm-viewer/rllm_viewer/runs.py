@@ -39,7 +39,7 @@ def checkpoint_of(run: Path, step: int | None) -> Path:
     wanted = checkpoint.step_folder(run / "checkpoints", step)
     if wanted not in found:
         steps = ", ".join(str(int(path.name.rpartition("-")[2])) for path in found)
-        raise ConfigError(f"run folder {run} has no complete checkpoint of step {step}; it has those of steps {steps}")
+        raise ConfigError(f"run folder {run} has no complete checkpoint of step {step}, only of {steps}")
     return wanted
 
 
