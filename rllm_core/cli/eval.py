@@ -131,7 +131,8 @@ def _print(result: dict[str, Any]) -> None:
     )
     if result["unfinished"]:
         planned = result["tasks"] * result["rollouts_per_task"]
-        click.echo(f"interrupted: {planned - result['unfinished']} of {planned} rollouts finished")
+        finished = f"{planned - result['unfinished']} of {planned} rollouts finished"
+        click.echo(f"interrupted: {finished}; long ones are more often missing, so the figures may be off")
     for line in lines(result["failures"]):
         click.echo(line, err=True)
     mean = result["reward_mean"]

@@ -48,8 +48,15 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """Computes the 95 % bootstrap interval of the mean over tasks."""
+    """Computes the 95 % bootstrap interval of the mean over tasks.
+
+    If all values are 0, or all are 1, all resamples have the same mean, which says nothing about other tasks. One end
+    is then the exact limit for a share of tasks (Clopper and Pearson, Biometrika 26, 1934).
+    """
     array = np.asarray(values, np.float64)
+    if np.all(array == array[0]) and array[0] in (0.0, 1.0):
+        missed = float(1 - 0.025 ** (1 / len(array)))
+        return (0.0, missed) if array[0] == 0.0 else (1 - missed, 1.0)
     picks = np.random.default_rng(seed).integers(0, len(array), (BOOTSTRAP_RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

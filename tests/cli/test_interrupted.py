@@ -131,6 +131,7 @@ def test_an_interrupted_evaluation_keeps_what_has_finished(forking: Forks, tmp_p
         assert (result["unfinished"], result["failed"], result["reward_mean"]) == (2, 0, 0.5)
         return
     first, finished, reward, *_ = process.out.splitlines()
+    finished, _, _ = finished.partition(";")
     assert first.endswith("some_wait.py (validation): 4 tasks x 1 rollout, 0 failed")
     assert (finished, reward) == ("interrupted: 2 of 4 rollouts finished", "reward 0.500")
 

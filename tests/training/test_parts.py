@@ -344,6 +344,13 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
     assert 0.58 < high < 0.62
 
 
+@pytest.mark.parametrize(("tasks", "limit"), [(1, 0.975), (5, 0.5218), (100, 0.0362)])
+def test_equal_values_leave_room_for_tasks_that_were_not_tried(tasks: int, limit: float) -> None:
+    assert evaluation.interval([0.0] * tasks) == (0.0, pytest.approx(limit, abs=1e-4))
+    assert evaluation.interval([1.0] * tasks) == (pytest.approx(1 - limit, abs=1e-4), 1.0)
+    assert evaluation.interval([0.5] * tasks) == (0.5, 0.5)
+
+
 @pytest.mark.slow
 def test_evaluation_of_a_checkpoint(run_scripted: Any, plugins: PluginManager) -> None:
     run = run_scripted("training.steps=20")
