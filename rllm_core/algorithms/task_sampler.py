@@ -117,18 +117,18 @@ def checked_positions(returned: object, n: int, tasks: Sequence[Task]) -> list[i
     return [int(position) for position in returned]
 
 
-def check_same_tasks(before: int | None, tasks: Sequence[Task]) -> None:
+def check_same_tasks(before: int | None, now: int) -> None:
     """Checks the number of training tasks of a resumed run, since its state has their positions.
 
     Args:
         before: Number of tasks in the checkpoint; None in checkpoints of earlier versions.
-        tasks: Training tasks.
+        now: Number of tasks.
 
     Raises:
         ConfigError: If it has changed.
     """
-    if before not in (None, len(tasks)):
+    if before not in (None, now):
         raise ConfigError(
-            f"the checkpoint has {before} training tasks, but there are {len(tasks)}; resume with the same tasks, or "
-            "start a new run from its weights with --init-from"
+            f"the checkpoint has {before} training tasks, but there are {now}; resume with the same tasks, or start a "
+            "new run from its weights with --init-from"
         )

@@ -82,8 +82,10 @@ class TaskDraws:
     def trained(self, groups: Iterable[Group]) -> None:
         """Keeps the results of the groups of an optimizer step."""
         for group in groups:
-            outcome: Outcome = "filtered" if group.filtered else "trained"
-            self.ended(group, outcome, group.filtered.value if group.filtered else "trained")
+            if group.filtered is None:
+                self.ended(group, "trained", "trained")
+            else:
+                self.ended(group, "filtered", group.filtered.value)
 
     def skipped(self, ordinal: int, *, weight_version: int, step: int) -> None:
         """Reports a quarantined task to the sampler at once: otherwise the sampler might choose it forever."""
@@ -127,7 +129,7 @@ class TaskDraws:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from the manifest."""
-        check_same_tasks(state.get("tasks"), self.tasks)
+        check_same_tasks(state.get("tasks"), len(self.tasks))
         self._drawn = state["drawn"]
         self._results = [GroupResult(**one | {"rewards": tuple(one["rewards"])}) for one in state["results"]]
         self._chosen = {int(ordinal): position for ordinal, position in state["chosen"].items()}

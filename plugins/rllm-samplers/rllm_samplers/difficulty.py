@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from rllm_core.algorithms.task_sampler import GroupResult, TaskSampler
+from rllm_core.algorithms.task_sampler import GroupResult, TaskSampler, check_same_tasks
 from rllm_core.algorithms.task_stream import TaskStream
 from rllm_core.config import Section
 from rllm_core.errors import ConfigError
@@ -220,11 +220,7 @@ class Difficulty(TaskSampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `TaskSampler.load_state_dict`."""
-        if state["tasks"] != self._tasks:
-            raise ConfigError(
-                f"training.sampler = {NAME!r}: the checkpoint has {state['tasks']} training tasks, but there are "
-                f"{self._tasks}; resume with the same tasks, or start a new run from its weights with --init-from"
-            )
+        check_same_tasks(state["tasks"], self._tasks)
         if state["met"].keys() != self._new.keys():
             raise ConfigError(
                 f"training.sampler = {NAME!r}: the checkpoint has new tasks in {shown(list(state['met']))}, but the "
