@@ -191,8 +191,8 @@ def graded(path: str, task: dict[str, Any], text: str) -> tuple[float | None, di
     reward = _number(value)
     if reward is None:
         return None, {}, f"{value!r:.80}"
-    read = {name: (part if isinstance(part, str) else _number(part)) if name else None for name, part in parts.items()}
-    wrong = next((f"{(name, parts[name])!r:.80}" for name, part in read.items() if part is None), "")
+    read = {name: part if isinstance(part, str) else _number(part) for name, part in parts.items()}
+    wrong = next((f"{(name, parts[name])!r:.80}" for name, part in read.items() if part is None or not name), "")
     return reward, {str(name): part for name, part in read.items() if part is not None}, wrong
 
 

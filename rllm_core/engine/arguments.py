@@ -35,7 +35,7 @@ def checked_stop_texts(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def check_tools(tools: Sequence[ToolSpec] | None) -> None:
+def check_tool_specs(tools: Sequence[ToolSpec] | None) -> None:
     """Checks the form of tools, but not their content, which depends on the chat template.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rllm_core.costs import SAMPLING
 from rllm_core.engine.answers import Answer
-from rllm_core.engine.arguments import check_tools, checked_count, checked_stop_texts
+from rllm_core.engine.arguments import check_tool_specs, checked_count, checked_stop_texts
 from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, described
 from rllm_core.engine.stop_texts import message_up_to_stop_text
 from rllm_core.errors import ConfigError
@@ -157,7 +157,7 @@ class Completer:
             ValueError: If ``tools`` is not a list of dictionaries, a stop text is empty, or ``max_response_tokens`` is
                 less than 1.
         """
-        check_tools(tools)
+        check_tool_specs(tools)
         self._check_tools(tools)
         self._check_free()
         params = self.sampling_params
@@ -236,7 +236,7 @@ class Completer:
             EngineError: If the engine has no parser.
             RolloutEnded: If the rollout has ended.
         """
-        check_tools(tools)
+        check_tool_specs(tools)
         self._check_free()
         with self.scope.call():
             return await self._count(messages, tools)

@@ -54,9 +54,9 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     is then the exact limit for a share of tasks (Clopper and Pearson, Biometrika 26, 1934).
     """
     array = np.asarray(values, np.float64)
-    if np.all(array == array[0]) and array[0] in (0.0, 1.0):
+    if array.mean() in (0.0, 1.0):
         missed = float(1 - 0.025 ** (1 / len(array)))
-        return (0.0, missed) if array[0] == 0.0 else (1 - missed, 1.0)
+        return (1 - missed, 1.0) if array.any() else (0.0, missed)
     picks = np.random.default_rng(seed).integers(0, len(array), (BOOTSTRAP_RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
