@@ -33,9 +33,9 @@ from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
+from rllm_core.runs.signals import Signals
 from rllm_core.training.accounting import Books
 from rllm_core.training.run_parts import RunParts
-from rllm_core.runs.signals import Signals
 from rllm_core.training.stopping import Interrupted
 from rllm_core.training.trainer import Trainer
 from rllm_core.workflow import Workflow
@@ -151,7 +151,8 @@ class _Launch:
             progress.start(config, run_dir.named, self.summary["resumed_from_step"] or 0)
             if config.training.trajectories_per_step:
                 progress.note(
-                    "training.trajectories_per_step is deprecated; use training.groups_kept_per_step, which records groups"
+                    "training.trajectories_per_step is deprecated; use training.groups_kept_per_step, which records "
+                    "groups"
                 )
             if restarted:
                 progress.note(f"{run_dir.named} has no complete checkpoint: restarting at step 0")

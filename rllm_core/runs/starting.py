@@ -41,8 +41,8 @@ def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -
         if is_run_folder(Path(target)):
             folder = quote(target)
             raise ConfigError(
-                f"{target} is a run folder; continue its run with rllm-core train --resume --run-dir {folder}, or start "
-                f"another like it with rllm-core train {folder}/run.toml"
+                f"{target} is a run folder; continue its run with rllm-core train --resume --run-dir {folder}, or "
+                f"start another like it with rllm-core train {folder}/run.toml"
             )
         return target
     if not resume or run_dir is None:
@@ -130,10 +130,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a model on a workflow; see `rllm_core.from_python.evaluate`, where ``samples`` is ``n``.
 
-    Args:
-        left: List that receives descriptions of tasks and threads that did not stop.
-        owns_process: Whether the process exists only for the evaluation, and ends if the event loop blocks.
-        measured: See `evaluation.evaluate`.
+    ``left`` receives descriptions of tasks and threads that did not stop. ``owns_process`` says whether the process
+    exists only for the evaluation, and ends if the event loop blocks. For ``measured``, see `evaluation.evaluate`.
     """
     wanted = tuple(sorted(set(ks or (1, samples))))
     if wanted[-1] > samples:
