@@ -8,7 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class _Launch:
         self.observers = Observers(assembly.plugins)
         self.trackers = Trackers(assembly.trackers, note=progress.note)
         self.trainer: Trainer | None = None
+        self.failures = FirstFailures()
         self.started = time.time()
         self.summary: dict[str, Any] = {
             "status": "failed",
@@ -223,8 +224,10 @@ class _Launch:
             self.assembly.left_running.append(f"backend {self.config.backend!r}")
 
     def _count(self) -> None:
+        """Completes the summary, and writes it before the wait for the trackers, which a second signal may end."""
         trainer = self.trainer
         if trainer is not None:
+            self.failures = trainer.reporter.failures
             position, books = trainer.parts.position, trainer.ledger.books
             self.summary |= {
                 "optimizer_steps": position.step,
@@ -236,19 +239,27 @@ class _Launch:
                 "quarantined": dict(trainer.generation.quarantine.tasks),
                 "weight_version": trainer.coordinator.weight_version,
             }
+        for plugin, first in self.observers.first_failures.items():
+            self.failures.add("observer", first, count=self.observers.failures[plugin])
         host = self.assembly.host.report()
         self.summary |= {
             "rollout_host": {"name": self.config.rollout.host, **asdict(host)},
             "incarnation": self.run_dir.incarnation,
             "seconds": round(time.time() - self.started, 3),
             "observer_failures": dict(self.observers.failures),
+            "tracker_failures": self.trackers.failed.copy(),  # their threads may change it
+            "failures": self.failures.to_list(),
         }
+        with suppress(RunError):  # `_write_down` tries again, and reports it
+            self.run_dir.write_json("summary.json", self.summary)
 
     async def _conclude(self) -> None:
-        """Writes the summary, and reports how to continue."""
+        """Writes the summary again, with the trackers, and reports how to continue."""
         summary, progress = self.summary, self.progress
         self.assembly.left_running.extend(self.trackers.hung)
-        summary |= {"tracker_failures": self.trackers.failed, "failures": self._first_failures()}
+        for name, first in self.trackers.failed.items():
+            self.failures.add("tracker", first, f"tracker {name!r}")
+        summary |= {"tracker_failures": self.trackers.failed, "failures": self.failures.to_list()}
         self._write_down()
         for line in first_failures.lines(summary["failures"]):
             progress.closing(line)
@@ -256,14 +267,6 @@ class _Launch:
             progress.closing(line)
         if summary["status"] == "interrupted":
             progress.note(f"to continue: {how_to_continue(self.config.workflow, self.run_dir.named)}")
-
-    def _first_failures(self) -> list[dict[str, Any]]:
-        failures = FirstFailures() if self.trainer is None else self.trainer.reporter.failures
-        for plugin, first in self.observers.first_failures.items():
-            failures.add("observer", first, count=self.observers.failures[plugin])
-        for name, first in self.trackers.failed.items():
-            failures.add("tracker", first, f"tracker {name!r}")
-        return failures.to_list()
 
     def _write_down(self) -> None:
         """Writes the summary and closes the folder; a disk error does not hide an earlier error of the run."""

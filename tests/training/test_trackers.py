@@ -161,6 +161,19 @@ def raising(method: str, error: BaseException) -> Callable[[str], None]:
     return misbehave
 
 
+def test_a_second_signal_while_a_tracker_finishes_loses_no_result(play: Any) -> None:
+    found: list[dict[str, Any]] = []
+
+    def misbehave(called: str) -> None:
+        if called == "finish":  # which may take a minute; a second signal ends the process at once
+            found.append(json.loads((Path(Board.boards[0].calls[0][2]) / "summary.json").read_text()))
+
+    Board.misbehave = misbehave
+    run, notes = play("training.steps=2")
+    assert (run.error, notes) == (None, [])
+    assert found == [run.summary]
+
+
 @pytest.mark.slow
 def test_a_tracker_hears_everything_in_order_in_one_thread_that_is_not_the_main_one(play: Any) -> None:
     run, notes = play("training.validate_every_steps=3", "board.colour=red")

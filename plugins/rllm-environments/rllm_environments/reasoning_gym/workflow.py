@@ -30,7 +30,6 @@ from rllm_core.workflow import LazyTasks, Split, Workflow, WorkflowConfig
 from rllm_environments.catalog import AuditFiles, Description
 from rllm_environments.reasoning_gym import datasets
 from rllm_environments.reasoning_gym.warm_start import asked_and_answered
-from rllm_environments.splits import Ranges
 
 POSE = "rllm_environments.reasoning_gym.child:pose"
 CHECK_IN_SANDBOX = "rllm_environments.reasoning_gym.preloaded:score"
@@ -108,7 +107,6 @@ class ReasoningGymWorkflow(Workflow):
         """Creates the workflow; ``found`` replaces the committed audit findings."""
         super().__init__(config)
         self._found = datasets.findings(self.config.environment) if found is None else found
-        self._ranges = Ranges(self.config.train_size, self.config.validation_size)
         self._children: ChildFunction | None = None
         self._questions: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._scoring: dict[tuple[str, str], asyncio.Future[Score]] = {}
