@@ -36,12 +36,7 @@ def accept(
 ) -> Episode:
     """Validates the return value of ``run``.
 
-    Args:
-        returned: Return value.
-        task: Task that was run.
-        workflow: Workflow that returned it.
-        scope: Scope that knows the steps of the rollout's completers.
-        needs_reward: Whether a trajectory of a group (`Workflow.group_of`) must have a reward.
+    ``needs_reward`` says whether a trajectory of a group (`Workflow.group_of`) must have a reward.
 
     Returns:
         A copy that shares no mutable object with ``returned``. If the episode reports a failure, only its task is

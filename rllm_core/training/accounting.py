@@ -71,8 +71,7 @@ class Books:
     def state_after_restart(self, kept: int = 0) -> dict[str, Any]:
         """Returns the accounting for the manifest, as a resumed run needs it.
 
-        Args:
-            kept: Open rollouts saved in the checkpoint; the other open ones count as cancelled.
+        The checkpoint has ``kept`` open rollouts; the others count as cancelled.
         """
         ended = {account: dict(reasons) for account, reasons in self.by_reason().items()}
         if self.open > kept:

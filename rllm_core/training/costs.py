@@ -19,10 +19,6 @@ class Costs(Tally):
     Every rollout, scored group and optimizer step writes a line to ``costs.jsonl`` when it ends. A resumed launch
     starts from the sum of all earlier lines, including those that moved to ``lost/``.
 
-    Args:
-        config: Prices.
-        run_dir: Run folder.
-
     Attributes:
         changed: Called after each change, or None.
     """
@@ -68,9 +64,6 @@ class Budget:
 
     A group starts only if the budget covers all rollouts then in progress, each at the cost of the most expensive one
     so far. Until the first group has ended, only one runs at a time.
-
-    Args:
-        costs: Costs of the run so far.
 
     Attributes:
         limits: Limits by their keys in the run file.

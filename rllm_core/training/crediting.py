@@ -28,8 +28,6 @@ class Crediting:
     """Builds the samples of an optimizer step.
 
     Args:
-        config: Run file.
-        algorithm: Estimators and corrections.
         compute_logprobs: Function that gets log-probabilities from the backend.
         forward_is_proximal: See `rllm_core.backend.Capabilities`.
 
@@ -58,9 +56,7 @@ class Crediting:
     async def credited(self, taken: Sequence[Group], *, weight_version: int) -> list[list[TrainingSample]]:
         """Returns the samples of each complete group, with advantages.
 
-        Args:
-            taken: Consumed groups.
-            weight_version: Version of the weights about to be trained.
+        ``weight_version`` is that of the weights about to be trained.
         """
         groups = [group for item in taken for group in item.groups]
         self._task_ids = {group.group_id: group.task_id for group in groups}
@@ -147,10 +143,7 @@ class Crediting:
     async def corrected(self, samples: list[TrainingSample], *, proximal_version: float) -> list[TrainingSample]:
         """Adds the inputs that the loss needs besides advantages to the samples of one pass, and applies corrections.
 
-        Args:
-            samples: Samples from `credited`.
-            proximal_version: Weight version before this optimizer step; its fraction is the progress since the last
-                weight sync.
+        ``proximal_version`` is the weight version before this step; its fraction is the progress since the last sync.
         """
         if not samples:
             return samples

@@ -21,7 +21,6 @@ class TaskDraws:
 
     Args:
         sampler: Task sampler, which has started with the same tasks.
-        tasks: Training tasks.
     """
 
     def __init__(self, sampler: TaskSampler, tasks: Sequence[Task]) -> None:

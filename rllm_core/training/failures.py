@@ -15,11 +15,7 @@ MAX_ERROR_CHARACTERS = 500
 
 
 class CircuitBreaker:
-    """Stops a run after too many consecutive failures, or too many among the last 1000 attempts.
-
-    Args:
-        config: Section with ``max_consecutive_failures`` and ``max_failure_share``.
-    """
+    """Stops a run after too many consecutive failures, or too many among the last 1000 attempts."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._max_consecutive = config.max_consecutive_failures

@@ -127,7 +127,6 @@ class GroupRules:
         drop_uniform: Whether to filter groups whose rewards are all equal.
         refill: Whether a group filtered for the policy's results is replaced; otherwise the group counts as complete,
             with nothing to train.
-        group_of: Function that returns a trajectory's group name.
         leave_out: Termination reasons that exclude a rollout from its groups.
     """
 

@@ -203,11 +203,7 @@ class Ledger:
     def restore(self, books: dict[str, Any], due: Sequence[int], buffer: Path, buffered: Sequence[int]) -> None:
         """Restores the state of a checkpoint.
 
-        Args:
-            books: Accounting from the manifest.
-            due: Ordinals from the manifest, to be started again.
-            buffer: File written by `GroupBuffer.write`, whose groups need not be generated again.
-            buffered: Their ordinals from the manifest.
+        The groups in the file ``buffer``, which `GroupBuffer.write` wrote, need not be generated again.
 
         Raises:
             ValueError: If the file contains other groups.

@@ -108,7 +108,6 @@ class RequestMerger:
     delays them by at most 2 s, and one that waits for anything else by at most 20 ms.
 
     Args:
-        engine: Engine that receives the calls.
         limits: Maximum concurrent calls, their timeout, and maximum attempts.
         lockstep: Whether to synchronize batches, for engines whose results depend on the rest of the batch.
         is_settled: See `rllm_core.hosts.contract.RolloutHost`.

@@ -85,9 +85,6 @@ class RolloutRunner:
     """Runs a workflow on tasks. The completers, forks and requests of a rollout end with it.
 
     Args:
-        host: Host that runs the workflow.
-        engine: Engine to sample from.
-        config: Run file.
         lockstep: See `RequestMerger`.
         estimators: Advantage estimators by group name (`Workflow.group_of`). They determine whether trajectories need
             rewards and a teacher; without estimators, all trajectories do.

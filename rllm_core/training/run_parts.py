@@ -67,15 +67,9 @@ class RunParts:
     """The parts of a run. Parts that are derived from the others are built on first use.
 
     Attributes:
-        config: Resolved run file.
-        host: Host that runs the rollouts.
-        tasks: Tasks for training and validation.
         sampler: Task sampler, already started with the training tasks.
         backend: Backend whose calls have timeouts (`rllm_core.limits.backend_timeouts.with_timeouts`).
         engine: Engine that the backend's ``init_rollout_engine`` returned.
-        algorithm: Advantage estimators and corrections.
-        teacher: Teacher that scores rollouts, or None.
-        scorer: Group scorer, or None.
         scorer_engine: Engine of the scorer's own model, or None.
         waits_for_others: Whether rollouts wait for others, see `rllm_core.providers.WorkflowProvider`.
     """

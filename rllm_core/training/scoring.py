@@ -51,10 +51,8 @@ class Scoring:
     """Calls the group scorer of a run, with a timeout and several attempts.
 
     Args:
-        scorer: Group scorer.
         runner: Rollout runner, through which the scorer can sample from the policy.
         engine: Engine of the scorer's own model; None to sample from the policy.
-        config: Run file.
 
     Attributes:
         in_progress: Number of groups that are being scored.
