@@ -26,11 +26,7 @@ class DifficultyCounts:
         self._filtered.update(_solved_by(episodes))
 
     def take(self, groups: Iterable[Sequence[Episode]]) -> dict[str, float]:
-        """Returns the shares for an optimizer step, by metric; empty if no episode has ``is_correct``.
-
-        Args:
-            groups: Episodes of each group of the step.
-        """
+        """Returns the shares for an optimizer step, by metric; empty if no episode has ``is_correct``."""
         counts, self._filtered = self._filtered, Counter()
         for episodes in groups:
             counts.update(_solved_by(episodes))

@@ -31,15 +31,7 @@ class FirstFailures:
                 self.rollout(episode)
 
     def add(self, reason: str, error: str, where: str | None = None, task: str | None = None, count: int = 1) -> None:
-        """Records a failure.
-
-        Args:
-            reason: Termination reason, or ``observer``, ``tracker`` or ``unscored``.
-            error: Error message.
-            where: Rollout or tracker that failed.
-            task: Id of the task.
-            count: Number of occurrences.
-        """
+        """Records a failure. ``reason`` is a termination reason, ``observer``, ``tracker`` or ``unscored``."""
         kind = (reason, re.sub(r"\d+", "0", error))
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
             kind = (reason, "")  # limits memory if every message is different

@@ -49,7 +49,6 @@ class RunDir:
     Attributes:
         path: Run folder. Absolute, because an environment may change the working directory.
         named: Run folder as the user named it, for messages.
-        config: Run file of this launch.
         initial: Weights of another run that this launch needs, or None.
         incarnation: Number of this launch, from 0.
         resumed: Checkpoint that this launch resumes, or None.

@@ -22,7 +22,6 @@ class InitialWeights:
     """A complete checkpoint of another run.
 
     Attributes:
-        run: Run folder of the other run.
         step: Number of optimizer steps after which the checkpoint was saved.
     """
 
@@ -108,9 +107,7 @@ def with_step_of(run_file: Path, config: RunConfig) -> RunConfig:
 def checked(config: RunConfig, recorded: dict[str, Any] | None = None) -> InitialWeights | None:
     """Returns the initial weights of a run after all checks; None if the run starts from the model's own weights.
 
-    Args:
-        config: Run file.
-        recorded: Content of the run's ``initial.json`` from an earlier launch, or None.
+    ``recorded`` is the content of the run's ``initial.json`` from an earlier launch.
 
     Raises:
         ConfigError: If the weights do not exist, do not fit the run, or are not the recorded ones.

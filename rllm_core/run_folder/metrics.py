@@ -106,14 +106,7 @@ def record_step(
     samples: Sequence[TrainingSample],
     weight_version: int,
 ) -> None:
-    """Records the core's metrics of an optimizer step.
-
-    Args:
-        metrics: Where to record them.
-        consumed: Groups of the step.
-        samples: Training samples made from them.
-        weight_version: Weight version before the step.
-    """
+    """Records the core's metrics of an optimizer step. ``weight_version`` is the version before the step."""
     record = metrics.record
     groups = [group for item in consumed for group in item.groups]
     trained = [trajectory for group in groups for trajectory in group.trajectories]

@@ -23,7 +23,6 @@ class Prediction:
     """Expected costs of a run.
 
     Attributes:
-        kinds: Amounts by kind.
         how: How the amounts were predicted, in one sentence.
     """
 
@@ -39,11 +38,7 @@ class Prediction:
 def predict(config: RunConfig, validation_rollouts: int, like: Path | None, *, samples: bool = True) -> Prediction:
     """Predicts the costs of a run.
 
-    Args:
-        config: Run file.
-        validation_rollouts: Number of rollouts per validation.
-        like: Folder of the run to predict from; None to assume one call per rollout.
-        samples: Whether the workflow calls the model.
+    Without a run to predict from, assumes one call per rollout, or none if nothing is sampled.
 
     Raises:
         ConfigError: If the folder holds no run with steps and costs.

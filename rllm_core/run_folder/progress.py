@@ -68,11 +68,7 @@ EVENTS = tuple(name for name in vars(Progress) if not name.startswith("_"))
 
 
 class Harmless(Progress):
-    """Forwards to a display; if the display fails, logs it and switches it off without affecting the run.
-
-    Args:
-        display: Display to forward to.
-    """
+    """Forwards to a display; if the display fails, logs it and switches it off without affecting the run."""
 
     def __init__(self, display: Progress) -> None:
         self._display: Progress | None = display
@@ -225,11 +221,7 @@ class PlainProgress(_Told):
 
 
 class LiveProgress(_Told):
-    """Draws a few lines in place: the step, its metrics, and the work in flight.
-
-    Args:
-        console: Console to draw on. Defaults to standard error.
-    """
+    """Draws a few lines in place: the step, its metrics, and the work in flight."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console

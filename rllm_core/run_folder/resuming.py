@@ -63,11 +63,6 @@ def new_run(folder: Path) -> str:
 def check_steps(run_file: Path, config: RunConfig, trained: int) -> None:
     """Checks that the new number of planned steps would not have changed the steps that a run has trained.
 
-    Args:
-        run_file: The run's own run file.
-        config: Run file to resume the run with.
-        trained: Optimizer steps done.
-
     Raises:
         ConfigError: If there are fewer planned steps than before, or a schedule depends on their number.
     """

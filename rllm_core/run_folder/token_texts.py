@@ -22,7 +22,6 @@ class TokenTexts:
     """Writes ``tokens.jsonl``: each id once, with its text, and its bytes if they are not valid text by themselves.
 
     Args:
-        parser: Parser that knows the tokens, or None.
         note: Called with the reason if the parser cannot spell them; the run continues without the file.
     """
 

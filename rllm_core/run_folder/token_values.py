@@ -28,10 +28,7 @@ _LEVEL = 1  # level 9 takes twice as long, and saves 1% of long answers
 def written_values(values: Mapping[str, Values], steps: Sequence[Step], usual: Sequence[int]) -> dict[str, Any] | None:
     """Returns the values of a group as JSON data for `read_values`, or None if there are none.
 
-    Args:
-        values: Values by name.
-        steps: Steps of the group.
-        usual: Positions of the steps that usually have values. Those of other steps are written, too.
+    ``usual`` are the positions of steps that usually have values; those of others are written, too.
     """
     positions = {name: [at for at, value in enumerate(each) if value is not None] for name, each in values.items()}
     positions = {name: found for name, found in positions.items() if found}

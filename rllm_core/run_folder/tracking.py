@@ -30,7 +30,6 @@ class Trackers:
     """Trackers of a run, isolated from each other and from training. For use from one event loop.
 
     Args:
-        trackers: Trackers by name.
         note: Called once for each tracker that is switched off.
         deadline_seconds: Timeout of one call, and of all remaining calls at the end.
         max_waiting_calls: Maximum calls in a tracker's queue.

@@ -67,9 +67,7 @@ class OpenEngine:
     """An engine ready to sample.
 
     Attributes:
-        engine: The engine.
         lockstep: Whether its results depend on the rest of the batch (see `RequestMerger`).
-        backend: Backend that the engine belongs to, or None.
     """
 
     engine: RolloutEngine

@@ -27,10 +27,7 @@ MAX_NAME_CHARACTERS = 100  # of a run folder, without its date
 def target_to_train(target: str | None, run_dir: Path | None, *, resume: bool) -> str:
     """Returns the target to train, for `rllm_core.assembly.resolution.resolve_run`.
 
-    Args:
-        target: Target that the user named; None for the run file of the run to resume.
-        run_dir: Run folder; None for a new one.
-        resume: Whether to continue the run in the folder.
+    Without ``target``, that is the run file of the run to resume.
 
     Raises:
         ConfigError: If there is no target, or it is a run folder.
@@ -100,12 +97,8 @@ def folder_of(parts: Parts, run_dir: Path | None) -> Path:
 def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_process: bool) -> dict[str, Any]:
     """Trains, shows the progress on standard error, and returns the content of ``summary.json``.
 
-    Args:
-        parts: Parts of the run.
-        path: Run folder.
-        left: List that receives descriptions of tasks and threads that did not stop.
-        resume: Whether to continue the run in the folder.
-        owns_process: Whether the process exists only for the run, and ends if the event loop blocks.
+    ``left`` receives descriptions of tasks and threads that did not stop. With ``owns_process``, the process exists only
+    for the run, and ends if the event loop blocks.
 
     Raises:
         UserError: See `launch.train`.
