@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The algorithm components that the core computes itself: everything but the loss.
-
-    Attributes:
-        estimators: Advantage estimators by role.
-        corrections: Off-policy corrections.
-    """
+    """The algorithm components that the core computes itself: everything but the loss."""
 
     estimators: RoleEstimators
     corrections: Corrections

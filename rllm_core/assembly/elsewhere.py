@@ -25,11 +25,9 @@ class ElsewhereProvider(WorkflowProvider):
     """A workflow in another interpreter.
 
     Attributes:
-        python: The interpreter.
         path: Dotted path of the workflow's class there.
         samples: See `rllm_core.workflow.Workflow`.
         warm_starts: Whether the workflow has conversations for a model made from scratch.
-        preset: The workflow's own run file.
     """
 
     python: str
@@ -43,11 +41,6 @@ def provided_elsewhere(
     python: str, name: str, given: Mapping[str, Any]
 ) -> tuple[Provided[WorkflowProvider], str, str | None]:
     """Asks an interpreter for a workflow.
-
-    Args:
-        python: The interpreter.
-        name: Name of the workflow in the run file.
-        given: Tables from the user.
 
     Returns:
         The workflow, its own name in the run file, and the variant at the end of ``name``, if any.

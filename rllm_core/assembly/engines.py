@@ -45,12 +45,7 @@ def engine_class(resolved: Resolved, name: str) -> type[RolloutEngine]:
 
 
 def standalone_engine(resolved: Resolved, name: str, parser: BaseParser) -> RolloutEngine:
-    """Constructs a standalone engine.
-
-    Args:
-        resolved: Run file, with ``model`` as the model that the engine samples from.
-        name: Name of the engine and of its section.
-        parser: Parser of that model.
+    """Constructs a standalone engine. ``resolved`` has its model in place of the policy's.
 
     Raises:
         ConfigError: If the engine rejects its settings.

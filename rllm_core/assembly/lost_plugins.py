@@ -15,9 +15,7 @@ from rllm_core.plugins import PluginManager
 def naming_lost_plugins(target: str, plugins: PluginManager) -> Iterator[None]:
     """Adds their names and versions to a PluginError, whose author knows only that a backend or workflow is missing.
 
-    Args:
-        target: Run file, possibly that of a run folder, or anything else.
-        plugins: Installed plugins.
+    ``target`` may be the run file of a run folder, or anything else.
     """
     try:
         yield

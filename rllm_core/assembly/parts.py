@@ -106,12 +106,7 @@ class Parts:
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
-    """Selects the providers of a run file, and returns the parts from `parts_of`.
-
-    Args:
-        config: Run file, for example from `rllm_core.assembly.resolution.load_run_config`.
-        plugins: Plugin manager that has the providers.
-    """
+    """Selects the providers of a run file, and returns the parts from `parts_of`."""
     return parts_of(providers_of(config, plugins))
 
 

@@ -60,19 +60,10 @@ class Resolved:
     Providers of a kind that a run may need several of are mapped by their names in the run file.
 
     Attributes:
-        config: Run file.
-        plugins: Plugin manager that loads the providers.
-        workflow: Workflow.
-        backend: Backend.
-        sandbox: Sandbox for model-written code.
-        host: Rollout host.
-        sampler: Task sampler.
         parsers: Parser of the policy, and of the teacher.
         engines: Engine of the teacher, and the one used instead of the backend's.
-        trackers: Trackers.
         estimators: Advantage estimators of all roles.
         corrections: Off-policy corrections.
-        scorer: Group scorer, or None.
         notes: Notes on the settings, for ``--dry-run``.
         sources: Origin of each value, by dotted key: ``workflow``, ``file``, ``option`` (or settings from Python), or
             ``backend`` for the backend's default parser. A key that is missing here has its default.
@@ -181,13 +172,7 @@ def _sources(whole: Mapping[str, Any], layers: Sequence[tuple[str, Mapping[str, 
 
 
 def preset_of(workflow: Provided[WorkflowProvider], plugins: PluginManager, given: Mapping[str, Any]) -> Preset:
-    """Returns the workflow's own run file; empty if it has none.
-
-    Args:
-        workflow: Selected workflow.
-        plugins: Plugin manager that has the workflow.
-        given: Tables from the user.
-    """
+    """Returns the workflow's own run file; empty if it has none."""
     if isinstance(workflow.record, ElsewhereProvider):
         return workflow.record.preset
     if not workflow.record.run_file:
@@ -205,13 +190,6 @@ def checked_section(
     workflow: Provided[WorkflowProvider], plugins: PluginManager, preset: Preset, given: Mapping[str, Any], key: str
 ) -> None:
     """Validates the section of a workflow, before the rest of the run file is known.
-
-    Args:
-        workflow: Selected workflow.
-        plugins: Plugin manager that has the workflow.
-        preset: The workflow's own run file.
-        given: Tables from the user.
-        key: Name of the section.
 
     Raises:
         ConfigError: If a setting is invalid.
@@ -232,11 +210,7 @@ def providers_of(
 ) -> Resolved:
     """Selects the providers that a run file names.
 
-    Args:
-        config: Run file; without a parser, it gets the default of its backend.
-        plugins: Plugin manager that has the providers.
-        engine: Engine to use instead of the backend's.
-        workflow: Workflow, if already selected.
+    A run file without a parser gets the default of its backend; ``engine`` replaces the backend's.
 
     Raises:
         ConfigError: If the backend does not work with the parser.

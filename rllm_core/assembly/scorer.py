@@ -74,10 +74,7 @@ async def open_scorer_engine(
 ) -> AsyncIterator[RolloutEngine | None]:
     """Yields the engine of the scorer's model, awake; None without a scorer, or if it samples from the policy.
 
-    Args:
-        resolved: Run file and providers.
-        scorer: Group scorer, or None.
-        backend: Backend of the run, for its engine; None for an evaluation without a backend.
+    ``backend`` is None in an evaluation without a backend.
 
     Raises:
         ConfigError: If the engine rejects its settings or the model, or if the scorer needs a backend.

@@ -23,7 +23,6 @@ class Tasks:
     """Tasks of a workflow; each split is loaded once, checked and kept.
 
     Args:
-        workflow: Workflow that provides the tasks.
         name: Name of the workflow in the run file, for messages.
     """
 

@@ -26,11 +26,6 @@ def select_workflow(
 ) -> tuple[Provided[WorkflowProvider], dict[str, Any]]:
     """Selects a workflow, in the interpreter that has it.
 
-    Args:
-        plugins: Plugins of this interpreter.
-        name: Name of the workflow in the run file, possibly with a variant.
-        tables: Tables from the user.
-
     Returns:
         The workflow, and the tables that ``name`` expands to.
 
@@ -63,12 +58,6 @@ def check_named(
     provided: Provided[WorkflowProvider], plugins: PluginManager, name: str, tables: Mapping[str, Any]
 ) -> None:
     """Rejects a run that names no variant of a workflow with variants, unless the workflow has a default.
-
-    Args:
-        provided: Selected workflow.
-        plugins: Plugin manager that has the workflow.
-        name: Name of the workflow in the run file.
-        tables: The merged tables of the run.
 
     Raises:
         ConfigError: If the run must name a variant; the message lists some.

@@ -14,12 +14,7 @@ from rllm_core.workflow import Conversation, Workflow
 
 
 def warm_start_of(workflow: Workflow, name: str) -> WarmStart:
-    """Returns `Workflow.warm_start`, wrapped so that its errors are one line each.
-
-    Args:
-        workflow: Workflow of the run.
-        name: Name of the workflow in the run file, for messages.
-    """
+    """Returns `Workflow.warm_start`, wrapped so that its errors are one line each."""
 
     def conversations(rng: random.Random) -> Iterator[Conversation] | None:
         with _blaming(name):

@@ -39,10 +39,8 @@ class CodePlace:
         file: Path starting at the package (``rllm_maze/env.py``). For files outside packages, relative to the working
             directory if the file is below it, else absolute.
         line: Line number, from 1, or 0 if only the plugin is known.
-        function: Name of the function.
         plugin: Plugin that the code belongs to. None if it belongs to no plugin, or to one of several in a package.
         distribution: Distribution that the code belongs to, or None if unknown.
-        version: Version of the distribution.
     """
 
     file: str
@@ -160,9 +158,7 @@ def definition(what: Callable[..., Any] | type) -> Frame | None:
 def blamed(error: BaseException, owner: Owner | None = None) -> str:
     """Returns one line with the plugin, the location and the error.
 
-    Args:
-        error: The exception.
-        owner: Plugin known to have been running; named if the traceback leads to no plugin.
+    Names ``owner``, which was running, if the traceback leads to no plugin.
     """
     return ": ".join(filter(None, [str(_known(error, owner) or ""), one_line(error)]))
 

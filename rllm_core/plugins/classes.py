@@ -29,10 +29,6 @@ MODULE = "rllm_classes_of_the_program"
 def named(workflow: type, installed: Mapping[str, Provided[WorkflowProvider]]) -> str:
     """Returns the name of a workflow class for a run file.
 
-    Args:
-        workflow: The class.
-        installed: Installed workflows by name.
-
     Returns:
         The workflow's own name if it is installed; ``/folder/file.py:Echo`` if it is in a module imported from a file;
         otherwise ``python:Echo``.

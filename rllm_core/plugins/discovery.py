@@ -29,7 +29,6 @@ class Candidate:
         value: Module (or ``module:object``) with the hook implementations.
         error: Problem with the entry point itself, or None.
         is_malformed: Whether its ``entry_points.txt`` cannot be read. Other libraries fail on such a file too.
-        entry_point: Entry point that loads it.
     """
 
     name: str

@@ -23,8 +23,6 @@ class PluginInfo:
 
     Attributes:
         name: Name of the plugin, which is the name of its entry point.
-        package: Distribution.
-        version: Version of the distribution.
         value: Module with the hook implementations.
         status: ``available`` (installed and allowed, not imported yet), ``loaded``, ``disabled``, ``broken`` or
             ``conflict``.

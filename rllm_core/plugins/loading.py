@@ -110,11 +110,7 @@ class LoadedHooks:
         """Context in which code of plugins runs.
 
         A slow import is reported. Changes to process-wide state are undone and reported with the plugin's name.
-
-        Args:
-            described: Description of the loaded code, for messages.
-            plugin: Name of the plugin that the code belongs to.
-            light: Whether the code is the plugin's entry module, rather than a class with the libraries it needs.
+        ``light`` code is a plugin's entry module, not a class with the libraries it needs.
         """
         start, before = time.perf_counter(), Surroundings.now()
         try:

@@ -45,12 +45,7 @@ def not_found(
 ) -> PluginError:
     """Returns the error for a provider that is in no usable plugin.
 
-    Args:
-        kind: Kind of provider.
-        name: Name of the provider.
-        package: Distribution that the user named, or "".
-        plugins: All plugins.
-        names: Names of the providers of this kind that can be selected.
+    ``package`` is the distribution that the user named, or ""; ``names`` can be selected.
     """
     from rllm_core.plugins.requirements import pip_install
 

@@ -52,7 +52,6 @@ class Health:
 
     Attributes:
         plugin: The plugin, with status ``loaded`` or ``broken``.
-        hooks: Hooks that it implements.
         provides: ``{"kind", "name", "summary"}`` of each provider.
         warnings: Problems that do not break it.
         load_seconds: Duration of the plugin's import; None if the import never ended.

@@ -32,7 +32,6 @@ class Missing:
 
     Attributes:
         requirement: Requirement for pip, without markers.
-        installed: Installed version, or None.
         needed_by: Distribution that declares it.
     """
 

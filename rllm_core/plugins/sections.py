@@ -41,10 +41,7 @@ WITH_OPTIONS: tuple[type[Provider], ...] = (
 def breach(record: Provider, found: object, contract: Any) -> str | None:
     """Describes why an object cannot be used as a provider of its kind; None if it can.
 
-    Args:
-        record: Provider record.
-        found: Object that ``record.load`` names.
-        contract: Object that ``record.contract`` names; None for a reward function.
+    ``contract`` is None for a reward function.
     """
     name = record.contract.replace(":", ".")
     if contract is None:
@@ -81,11 +78,7 @@ def disagreement(record: Provider, found: object, model: object) -> str | None:
 
     A class may declare the model of its section as ``config_model``, as every workflow does. The record must then name
     the same model or a subclass; otherwise the run file rejects every key of the section.
-
-    Args:
-        record: Provider record.
-        found: Object that ``record.load`` names.
-        model: Object that ``record.config`` names; None if unset, or if the kind has no sections.
+    ``model`` is None if the record names none, or if its kind has no sections.
     """
     declared = getattr(found, "config_model", None)
     if not isinstance(record, WITH_SECTION):

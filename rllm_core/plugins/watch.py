@@ -40,11 +40,7 @@ def watched(described: str, plugin: str, *, light: bool) -> Iterator[None]:
     """Context in which code of a plugin is imported. Its prints go to stderr, since a program may read stdout.
 
     In a command's own process, an import that does not end in time ends the process.
-
-    Args:
-        described: Description of the loaded code, for messages.
-        plugin: Name of the plugin that the code belongs to.
-        light: Whether the code is the plugin's entry module, rather than a class with the libraries it needs.
+    ``light`` code is a plugin's entry module, not a class with the libraries it needs.
     """
     way_out = f"to disable the plugin: rllm-core plugins disable {plugin}, or RLLM_NO_PLUGINS={plugin}"
     loaded = printable(f"{described} was being loaded; {way_out}")
