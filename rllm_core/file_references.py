@@ -56,12 +56,7 @@ def section_name(name: str) -> str:
 
 
 def with_absolute_files(value: Any, folder: Path) -> Any:
-    """Returns tables in which references to files are absolute.
-
-    Args:
-        value: Tables, lists and scalars.
-        folder: Folder that relative references start from.
-    """
+    """Returns tables in which references to files are absolute. Relative references start from ``folder``."""
     if isinstance(value, Mapping):
         return {key: with_absolute_files(content, folder) for key, content in value.items()}
     if isinstance(value, list):

@@ -199,9 +199,7 @@ class Observers:
 def private(value: Any, kept: _Copies) -> Any:
     """Returns a copy that shares no mutable data with ``value``.
 
-    Args:
-        value: Value to copy.
-        kept: Cached copies of objects that never change, such as the run file.
+    ``kept`` caches copies of objects that never change, such as the run file.
     """
     if value is None or isinstance(value, _IMMUTABLE):
         return value

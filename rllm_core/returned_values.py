@@ -15,10 +15,7 @@ ResultT = TypeVar("ResultT")
 def checked(owner: str, check: Callable[..., ResultT], *arguments: Any) -> ResultT:
     """Returns ``check(*arguments)``, a check of what third-party code returned.
 
-    Args:
-        owner: Name of the code, for errors.
-        check: Raises ValueError, with a message that names the call.
-        arguments: Arguments of ``check``.
+    ``check`` raises a ValueError that names the call; ``owner`` names the code.
 
     Raises:
         RunError: If the check fails.
@@ -30,11 +27,7 @@ def checked(owner: str, check: Callable[..., ResultT], *arguments: Any) -> Resul
 
 
 def finite_numbers(returned: object, what: str) -> dict[str, float]:
-    """Returns a mapping of names to finite numbers, with the numbers as floats.
-
-    Args:
-        returned: What the code returned.
-        what: Name of the call, for errors.
+    """Returns a mapping of names to finite numbers, with the numbers as floats. ``what`` names the call, for errors.
 
     Raises:
         ValueError: If it is anything else.
@@ -54,11 +47,7 @@ def finite_numbers(returned: object, what: str) -> dict[str, float]:
 
 
 def json_object(returned: object, what: str) -> dict[str, Any]:
-    """Returns a copy of a JSON object that a checkpoint restores unchanged.
-
-    Args:
-        returned: What the code returned.
-        what: Name of the call, for errors.
+    """Returns a copy of a JSON object that a checkpoint restores unchanged. ``what`` names the call, for errors.
 
     Raises:
         ValueError: If it is anything else.

@@ -41,9 +41,7 @@ class Preset(NamedTuple):
 def to_toml(tables: Mapping[str, Any], remarks: Mapping[str, str] | None = None) -> str:
     """Writes nested tables as TOML (the subset a run file uses: scalars, lists, tables).
 
-    Args:
-        tables: Tables to write.
-        remarks: Comments to write after values, by dotted key as in `leaf_keys`.
+    ``remarks`` become comments after values, by dotted key as in `leaf_keys`.
     """
     lines: list[str] = []
 
@@ -194,11 +192,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def validated(model: type[ModelT], table: Any, path: str, core_keys: Sequence[str]) -> ModelT:
     """Validates the table at ``path`` as ``model``.
 
-    Args:
-        model: Model of the allowed keys and values.
-        table: Table from the run file.
-        path: Section of the table; "" for the whole file.
-        core_keys: Keys of the core as ``section.key``, for suggestions.
+    ``path`` is "" for the whole file. ``core_keys``, as ``section.key``, are for suggestions.
 
     Raises:
         ConfigError: For the first problem found.

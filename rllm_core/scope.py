@@ -25,7 +25,6 @@ class CallTime(NamedTuple):
         kind: ``model``, ``tool`` or ``reward``.
         name: Name of the tool or reward function; empty for the model.
         start: Seconds from the start of the rollout.
-        seconds: Duration.
     """
 
     kind: str

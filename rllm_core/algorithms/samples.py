@@ -91,9 +91,7 @@ def trained_segments(trajectory: Trajectory, *, learns_written: bool = False) ->
 def with_token_rewards(group: TrajectoryGroup, rewards: Sequence[Floats]) -> TrajectoryGroup:
     """Returns the group with additional token rewards.
 
-    Args:
-        group: Trajectories.
-        rewards: Per sample of `training_samples`, ``(sampled_tokens,)``.
+    ``rewards`` are ``(sampled_tokens,)`` per sample of `training_samples`.
     """
 
     def rewarded(step: Step, more: Floats) -> Step:
@@ -108,10 +106,7 @@ def with_tokens(
 ) -> TrajectoryGroup:
     """Returns the group with every sampled step replaced by ``changed(step, values of its completion's tokens)``.
 
-    Args:
-        group: Trajectories.
-        values: Per sample of `training_samples`, ``(sampled_tokens,)``.
-        changed: Function from a step and ``(completion_tokens,)`` values to a step.
+    ``values`` are ``(sampled_tokens,)`` per sample of `training_samples`; ``changed`` gets those of one completion.
     """
     remaining = iter(values)
     trajectories = []
@@ -130,10 +125,7 @@ def per_step(
 ) -> list[Floats | None]:
     """Splits per-token values of a trajectory's samples by step.
 
-    Args:
-        trajectory: Trajectory.
-        trained: Segments of the trajectory, from `trained_segments`.
-        values: Per segment ``(sampled_tokens,)``, or None for a sample without values.
+    ``values`` are ``(sampled_tokens,)`` per segment of ``trained``, or None for a sample without values.
 
     Returns:
         Per step ``(completion_tokens,)``, or None for a step without values.

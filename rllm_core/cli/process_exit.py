@@ -20,9 +20,7 @@ EXIT_HANDLERS_SECONDS = 120.0  # exit handlers may upload something
 def leave_threads(exit_code: int, is_hung: bool) -> None:
     """Ends the process if threads keep running; otherwise lets it end as usual, within a time limit.
 
-    Args:
-        exit_code: Exit code of the command.
-        is_hung: Whether the command has already reported threads that do not stop.
+    ``is_hung`` means that the command has already reported threads that do not stop.
     """
     latest = time.monotonic() + EXIT_SECONDS
     kept_by = [] if is_hung else _lasting_threads()

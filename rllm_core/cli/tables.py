@@ -64,9 +64,7 @@ def echo_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def echo_not_installed(plugins: PluginManager, kind: type[Provider] | None = None) -> None:
     """Prints our own plugins that are not installed, and how to install them.
 
-    Args:
-        plugins: Plugin manager that knows what is installed.
-        kind: Only plugins with this kind of provider; None for all.
+    With ``kind``, only those with such a provider.
     """
     missing = not_installed_distributions({info.package for info in plugins.plugins()}, kind)
     if missing:

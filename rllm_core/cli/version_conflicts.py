@@ -17,8 +17,6 @@ class VersionConflict:
         absent: Distributions that must be missing for the case to apply.
         cpu_only: Distributions that must be a ``+cpu`` build.
         not_cpu_only: Distributions that must be installed and not be a ``+cpu`` build.
-        problem: Description of the problem.
-        mend: Command that fixes it.
     """
 
     problem: str

@@ -72,13 +72,7 @@ def align(completion_ids: TokenIds, student: Vocabulary, teacher: Vocabulary, st
 
     Control tokens map to the teacher's control tokens of the same name, and stop tokens to the teacher's stop token.
     Other control tokens are omitted from the teacher's tokens. Nothing is scored after the first byte that is not valid
-    UTF-8.
-
-    Args:
-        completion_ids: ``(student_tokens,)`` sampled token ids.
-        student: Vocabulary of these tokens.
-        teacher: Vocabulary of the teacher.
-        stops: Teacher's stop token for each of the student's stop tokens.
+    UTF-8. ``stops`` has the teacher's stop token for each of the student's.
     """
     names = {number: name for name, number in student.control_ids.items()}
     builder = _Builder(teacher)

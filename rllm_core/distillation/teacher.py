@@ -33,8 +33,6 @@ class Teacher:
     (`rllm_core.distillation.alignment`). Tokens without a score get 0 and are listed in the step's metadata.
 
     Args:
-        engine: Engine that scores.
-        student: Parser of the policy.
         parser: Parser of the teacher, if it does not read the student's tokens.
         limits: Timeout and maximum attempts per call, and maximum concurrent calls.
     """

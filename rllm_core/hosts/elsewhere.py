@@ -42,16 +42,7 @@ class WorkflowElsewhere(Workflow):
     def place(
         self, python: str, load: str, *, name: str, sandbox: str, samples: bool, warm_starts: bool = False
     ) -> None:
-        """Sets where the workflow is.
-
-        Args:
-            python: Python interpreter.
-            load: Dotted path of the workflow's class there.
-            name: Name of the workflow, for messages.
-            sandbox: Value of ``rollout.sandbox``.
-            samples: Value of the class's attribute ``samples``.
-            warm_starts: Whether the workflow has conversations for a model made from scratch.
-        """
+        """Sets where the workflow is."""
         opening = wire.Open(wire.VERSION, load, self.config.model_dump(mode="json"), sandbox=sandbox, opens=False)
         self._lister = _Lister(python, opening)
         self.name = name  # type: ignore[misc]  # of the class elsewhere, like the next one

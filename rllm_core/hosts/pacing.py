@@ -11,12 +11,7 @@ ItemT = TypeVar("ItemT")
 
 
 class Paced(Generic[ItemT]):
-    """Handles items in order of arrival, a few per tick, so that other callbacks need not wait for all of them.
-
-    Args:
-        handle: Function that handles one item.
-        per_tick: Maximum number of items per tick.
-    """
+    """Handles items in order of arrival, a few per tick, so that other callbacks need not wait for all of them."""
 
     def __init__(self, handle: Callable[[ItemT], None], per_tick: int) -> None:
         self._handle = handle

@@ -58,8 +58,6 @@ class RemoteCompleter(Completer):
     """One conversation of a rollout in a worker.
 
     Args:
-        start: Message that started the rollout.
-        scope: Lifetime of the rollout.
         ask: Function that numbers and sends a call, and returns its result.
         sampled: Steps of the rollout so far; the completer and its forks add theirs.
     """

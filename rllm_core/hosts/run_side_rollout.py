@@ -35,13 +35,9 @@ class PlayedRollout:
     """A rollout in a worker.
 
     Args:
-        number: Number of the rollout in the worker.
-        task: Task of the rollout.
         completer: First conversation of the rollout.
-        send: Function that sends a message to the worker.
 
     Attributes:
-        name: Name of the rollout.
         over: Future that is done when the rollout has ended.
         waits_at: Where the rollout was waiting when it was cancelled; None before the worker has reacted.
     """

@@ -234,11 +234,7 @@ class _Connection(asyncio.Protocol):
     """Reads frames from the run, and ends the process when the run is gone.
 
     Args:
-        selector: Selector of the event loop.
         writer: Transport to write frames to. None to write to the connection that they are read from.
-
-    Attributes:
-        session: Worker session; set once connected.
     """
 
     session: WorkerSession

@@ -57,11 +57,7 @@ class Pool(Protocol):
 
 
 class Link:
-    """A connection to a worker; hosts implement it.
-
-    Args:
-        worker: The worker at the other end.
-    """
+    """A connection to a worker; hosts implement it."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -83,13 +79,7 @@ class Link:
 class Worker:
     """A worker, as the run sees it.
 
-    Args:
-        number: Number of the worker in the pool.
-        pool: Pool of the worker.
-
     Attributes:
-        link: Connection to the worker.
-        pid: Process id of the worker, once known.
         machine: Machine that the worker runs on; set by hosts that may use other machines.
         rollouts: Running rollouts by number.
         output: Last part of the worker's output.

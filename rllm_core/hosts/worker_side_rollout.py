@@ -32,11 +32,7 @@ class RolloutSession(Protocol):
 
 
 class RunningRollout:
-    """A rollout in a worker.
-
-    Attributes:
-        calls: Durations of the rollout's calls.
-    """
+    """A rollout in a worker."""
 
     def __init__(self, start: wire.Start, workflow: Workflow, session: RolloutSession) -> None:
         self._start = start

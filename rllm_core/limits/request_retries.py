@@ -29,12 +29,6 @@ def pause_seconds(attempt: int, seed: int, retry_after_seconds: float = 0.0) -> 
 async def retried(call: Callable[..., Awaitable[ResultT]], *arguments: Any, attempts: int, seed: int) -> ResultT:
     """Returns the result of ``call``, retrying after a pause while it raises `EngineBusy`.
 
-    Args:
-        call: Function that makes one attempt.
-        arguments: Its arguments.
-        attempts: Maximum attempts.
-        seed: Seed of the pauses.
-
     Raises:
         EngineBusy: If the engine was still busy in the last attempt.
     """

@@ -14,9 +14,6 @@ class SharedTimer:
     """Timeouts of the same length, which therefore expire in the order they started.
 
     Separate timers would be the largest cost of a short wait, and cancelled timers stay in the event loop.
-
-    Args:
-        seconds: Length of each timeout.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,7 +53,6 @@ class Deadline:
     """A timeout of a `SharedTimer`, for the task that enters it.
 
     Attributes:
-        begun: Whether the timeout has started.
         expired: Whether the timeout expired; the body may raise `TimeoutError` as well.
     """
 

@@ -7,11 +7,7 @@ from collections import deque
 
 
 class Slices:
-    """Lets a limited number of tasks continue per round of the event loop, in order of arrival.
-
-    Args:
-        size: Number of tasks per round.
-    """
+    """Lets a limited number of tasks continue per round of the event loop, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -10,9 +10,6 @@ from collections import deque
 class Slots:
     """Slots that are taken and given back; requests with priority are served first.
 
-    Args:
-        places: Number of slots.
-
     Attributes:
         held: Start time and seconds of each use of a slot without priority that has ended, in the order of their ends.
             The reader clears the list.
