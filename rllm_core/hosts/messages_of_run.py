@@ -203,3 +203,7 @@ class FetchConversations(Message, tag="fetch_conversations"):
 
 class Close(Message, tag="close"):
     """Closes the workflow. The worker answers with `Closed` and ends."""
+
+
+Listing = ListTasks | FetchTasks | FetchConversations
+FromRun = Open | Start | CallAnswered | Counted | Spelled | CallFailed | Cancel | Listing | Close

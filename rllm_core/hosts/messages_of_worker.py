@@ -293,3 +293,8 @@ class Closed(Message, tag="closed"):
     """
 
     message: str = ""
+
+
+OfRollout = ModelCall | Spell | GiveUp | Cancelling | Ended | Failed
+OfListing = Listed | Fetched | Conversations | Unlisted
+FromWorker = Ready | Opened | Broken | OfRollout | OfListing | Settled | Fatal | Closed

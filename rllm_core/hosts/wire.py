@@ -14,104 +14,16 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
-from rllm_core.hosts.messages_of_run import (
-    CallAnswered,
-    CallFailed,
-    Cancel,
-    Close,
-    Counted,
-    FetchConversations,
-    FetchTasks,
-    ListTasks,
-    Message,
-    Open,
-    SampledStep,
-    Spelled,
-    Start,
-)
-from rllm_core.hosts.messages_of_worker import (
-    Broken,
-    Cancelling,
-    Closed,
-    Conversations,
-    Ended,
-    Failed,
-    Fatal,
-    Fetched,
-    FetchedTask,
-    Fork,
-    GiveUp,
-    Listed,
-    ModelCall,
-    Opened,
-    Ready,
-    ReturnedStep,
-    ReturnedTrajectory,
-    Settled,
-    Spell,
-    TimedCall,
-    Unlisted,
-)
-
-__all__ = [
-    "CallAnswered",
-    "Broken",
-    "ModelCall",
-    "CallFailed",
-    "Cancel",
-    "Cancelling",
-    "Close",
-    "Closed",
-    "Conversations",
-    "Counted",
-    "Ended",
-    "Failed",
-    "Fatal",
-    "FetchConversations",
-    "FetchTasks",
-    "Fetched",
-    "FetchedTask",
-    "Fork",
-    "Frames",
-    "FromRun",
-    "FromWorker",
-    "GiveUp",
-    "ListTasks",
-    "Listed",
-    "Listing",
-    "MAX_FRAME_BYTES",
-    "Message",
-    "OfListing",
-    "OfRollout",
-    "Open",
-    "Opened",
-    "Ready",
-    "ReturnedStep",
-    "ReturnedTrajectory",
-    "SampledStep",
-    "Settled",
-    "Spell",
-    "Spelled",
-    "Start",
-    "TimedCall",
-    "Unlisted",
-    "VERSION",
-    "decode_from_run",
-    "decode_from_worker",
-    "encoded",
-    "frame",
-]
+# This module names every message, for its users.
+from rllm_core.hosts.messages_of_run import *  # noqa: F403
+from rllm_core.hosts.messages_of_run import FromRun
+from rllm_core.hosts.messages_of_worker import *  # noqa: F403
+from rllm_core.hosts.messages_of_worker import FromWorker
 
 VERSION = 1
 MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 _BIG_INTEGER = 1  # extension type: JSON has integers of more than 64 bits, MessagePack does not
-
-Listing = ListTasks | FetchTasks | FetchConversations
-FromRun = Open | Start | CallAnswered | Counted | Spelled | CallFailed | Cancel | Listing | Close
-OfRollout = ModelCall | Spell | GiveUp | Cancelling | Ended | Failed
-OfListing = Listed | Fetched | Conversations | Unlisted
-FromWorker = Ready | Opened | Broken | OfRollout | OfListing | Settled | Fatal | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 
