@@ -36,7 +36,9 @@ def tag(message: type[Struct]) -> str:
 
 def fields(message: type[Struct]) -> Iterator[tuple[str, str, str, str]]:
     """Yields name, type, default and meaning of every field."""
-    documented = attributes(inspect.getdoc(message) or "")
+    documented = {}
+    for described in reversed(message.__mro__):  # fields of base classes, too
+        documented |= attributes(inspect.getdoc(described) or "")
     hints = typing.get_type_hints(message)
     names, defaults = message.__struct_fields__, message.__struct_defaults__
     required = len(names) - len(defaults)

@@ -11,6 +11,26 @@ class Message(Struct, tag_field="type", omit_defaults=True):
     """Base class of all messages. Rollouts, conversations and calls are numbered by whoever starts them."""
 
 
+class AboutRollout(Message):
+    """Base class of messages about a rollout.
+
+    Attributes:
+        rollout: Number of the rollout, unique in the worker.
+    """
+
+    rollout: int
+
+
+class AboutCall(AboutRollout):
+    """Base class of messages about a call of a rollout.
+
+    Attributes:
+        call: Number of the call, unique in the rollout.
+    """
+
+    call: int
+
+
 class Open(Message, tag="open"):
     """Constructs and opens the workflow. The worker answers with `Opened` or `Broken`.
 
@@ -35,11 +55,10 @@ class Open(Message, tag="open"):
     says_groups: bool = False
 
 
-class Start(Message, tag="start"):
+class Start(AboutRollout, tag="start"):
     """Starts a rollout. The worker ends it with `Ended` or `Failed`.
 
     Attributes:
-        rollout: Number of the rollout, unique in the worker.
         name: Name of the rollout, for messages.
         task_id: Id of the task.
         data: Data of the task.
@@ -49,7 +68,6 @@ class Start(Message, tag="start"):
         max_prompt_tokens: Maximum length of a prompt in tokens, for workflows that look at it.
     """
 
-    rollout: int
     name: str
     task_id: str
     data: dict[str, Any]
@@ -91,75 +109,53 @@ class SampledStep(Message, tag="step"):
     control_tokens: int = 0
 
 
-class CallAnswered(Message, tag="answer"):
+class CallAnswered(AboutCall, tag="answer"):
     """Answers a call.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call.
         step: The step.
     """
 
-    rollout: int
-    call: int
     step: SampledStep
 
 
-class Counted(Message, tag="counted"):
+class Counted(AboutCall, tag="counted"):
     """Answers a call that counts tokens.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call.
         tokens: Length of the prompt in tokens.
     """
 
-    rollout: int
-    call: int
     tokens: int
 
 
-class Spelled(Message, tag="spelled"):
+class Spelled(AboutCall, tag="spelled"):
     """Answers `Spell`.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call.
         tokens: Bytes of each sampled token.
     """
 
-    rollout: int
-    call: int
     tokens: list[bytes]
 
 
-class CallFailed(Message, tag="call_failed"):
+class CallFailed(AboutCall, tag="call_failed"):
     """Reports that a call has no step; the workflow gets an exception.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call.
         kind: ``engine_error``, ``terminated``, ``segment_break``, ``refused_conversation``, ``configuration``,
             ``rollout_ended``, ``value``, ``type`` or ``other``.
         message: What happened.
         reason: Termination reason, if the rollout is over; break reason, if a segment cannot be continued.
     """
 
-    rollout: int
-    call: int
     kind: str
     message: str
     reason: str = ""
 
 
-class Cancel(Message, tag="cancel"):
-    """Cancels a rollout. The worker answers with `Cancelling`, and later with `Ended` or `Failed` as usual.
-
-    Attributes:
-        rollout: Number of the rollout.
-    """
-
-    rollout: int
+class Cancel(AboutRollout, tag="cancel"):
+    """Cancels a rollout. The worker answers with `Cancelling`, and later with `Ended` or `Failed` as usual."""
 
 
 class ListTasks(Message, tag="list_tasks"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from rllm_core.hosts.messages_of_run import Message
+from rllm_core.hosts.messages_of_run import AboutCall, AboutRollout, Message
 
 
 class Ready(Message, tag="ready"):
@@ -53,14 +53,12 @@ class Fork(Struct, frozen=True, tag="fork", tag_field="type", omit_defaults=True
     repeat: int = 0
 
 
-class ModelCall(Message, tag="call"):
+class ModelCall(AboutCall, tag="call"):
     """Asks the model for the next message of a conversation. The run answers with `CallAnswered` or `CallFailed`.
 
     With ``counts``, it asks for the length of the prompt instead, and the run answers with `Counted` or `CallFailed`.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call, unique in the rollout.
         conversation: Path of the conversation: ``[]`` is the first conversation, ``[2]`` its second fork, ``[2, 1]``
             the first fork of that fork. `Fork` represents a fork with a name or a history.
         kept: How many messages of this conversation so far, including its last answer, the messages start with.
@@ -71,8 +69,6 @@ class ModelCall(Message, tag="call"):
         counts: Whether the call only asks for the length of the prompt.
     """
 
-    rollout: int
-    call: int
     conversation: list[int | Fork]
     kept: int
     messages: list[dict[str, Any] | str]
@@ -82,30 +78,18 @@ class ModelCall(Message, tag="call"):
     counts: bool = False
 
 
-class Spell(Message, tag="spell"):
+class Spell(AboutCall, tag="spell"):
     """Asks for the bytes of the sampled tokens of a step. The run answers with `Spelled` or `CallFailed`.
 
     Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call, unique in the rollout.
         step: Id of the step.
     """
 
-    rollout: int
-    call: int
     step: str
 
 
-class GiveUp(Message, tag="give_up"):
-    """The workflow cancelled a call; it expects no answer.
-
-    Attributes:
-        rollout: Number of the rollout.
-        call: Number of the call.
-    """
-
-    rollout: int
-    call: int
+class GiveUp(AboutCall, tag="give_up"):
+    """The workflow cancelled a call; it expects no answer."""
 
 
 class Listed(Message, tag="listed"):
@@ -163,15 +147,13 @@ class Unlisted(Message, tag="unlisted"):
     is_config: bool = False
 
 
-class Cancelling(Message, tag="cancelling"):
+class Cancelling(AboutRollout, tag="cancelling"):
     """A rollout is being cancelled.
 
     Attributes:
-        rollout: Number of the rollout.
         waits_at: File, line and function where the rollout waits, or "".
     """
 
-    rollout: int
     waits_at: str = ""
 
 
@@ -217,11 +199,10 @@ class ReturnedTrajectory(Message, tag="trajectory"):
     group: str = ""
 
 
-class Ended(Message, tag="ended"):
+class Ended(AboutRollout, tag="ended"):
     """Ends a rollout whose ``run`` returned.
 
     Attributes:
-        rollout: Number of the rollout.
         returned: Type of the returned object, if it is not an episode.
         trajectories: Trajectories of the episode. A text names the type of an object that is not a trajectory.
         fields: Other fields of the episode that differ from their defaults.
@@ -229,7 +210,6 @@ class Ended(Message, tag="ended"):
         costs: Costs of the rollout besides these calls, by kind, see `rllm_core.costs.spend`.
     """
 
-    rollout: int
     returned: str = ""
     trajectories: list[ReturnedTrajectory | str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -237,11 +217,10 @@ class Ended(Message, tag="ended"):
     costs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Failed(Message, tag="failed"):
+class Failed(AboutRollout, tag="failed"):
     """Ends a rollout whose ``run`` raised, or was cancelled.
 
     Attributes:
-        rollout: Number of the rollout.
         reason: Termination reason.
         message: Error, with file and line.
         traceback: Traceback.
@@ -252,7 +231,6 @@ class Failed(Message, tag="failed"):
         costs: See `Ended`.
     """
 
-    rollout: int
     reason: str
     message: str
     traceback: str = ""
