@@ -23,13 +23,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rllm_core import providers
-from rllm_core.assembly.components import PIECE_KINDS, piece_class
+from rllm_core.assembly.components import piece_class
 from rllm_core.assembly.support import Support
 from rllm_core.backend import Capabilities
 from rllm_core.cli.backends import default_capabilities, matrix
 from rllm_core.config import RunConfig
 from rllm_core.plugins import PluginManager
 from rllm_core.plugins.discovery import installed_plugins
+from rllm_core.plugins.sections import WITH_OPTIONS
 from rllm_core.plugins.settings import Settings
 
 PAGE = Path(__file__).parent / "run-file.md"
@@ -96,7 +97,7 @@ def sections(plugins: PluginManager) -> Iterator[tuple[str, str, type[BaseModel]
 
 def options(plugins: PluginManager) -> Iterator[tuple[str, str, str, type[BaseModel]]]:
     """Yields section, name, summary and model of the options of every estimator, loss and correction."""
-    for kind in PIECE_KINDS:
+    for kind in WITH_OPTIONS:
         for name, provided in plugins.providers(kind).items():
             section = OPTIONS_OF[kind].format(name=name)
             yield section, name, provided.record.summary, piece_class(plugins, provided).options_model

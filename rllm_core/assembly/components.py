@@ -18,14 +18,6 @@ from rllm_core.run_file import Section
 
 ProviderT = TypeVar("ProviderT", bound=providers.Provider)
 
-PIECE_KINDS: tuple[type[providers.Provider], ...] = (
-    providers.AdvantageEstimatorProvider,
-    providers.PolicyLossProvider,
-    providers.CorrectionProvider,
-    providers.GroupScorerProvider,
-    providers.TaskSamplerProvider,
-)
-
 
 def piece_class(plugins: PluginManager, provided: Provided[Any]) -> type[Configured]:
     """Returns the class that a provider record names. Loading a loss imports torch.

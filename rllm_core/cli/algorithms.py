@@ -49,11 +49,12 @@ def algorithms(context: click.Context, as_json: bool) -> None:
 
 def piece_rows(plugins: PluginManager) -> list[dict[str, Any]]:
     """Builds one JSON object per component; if ``options`` is null, ``error`` has the reason."""
-    from rllm_core.assembly.components import PIECE_KINDS, piece_class
+    from rllm_core.assembly.components import piece_class
+    from rllm_core.plugins.sections import WITH_OPTIONS
 
     has_torch = importlib.util.find_spec("torch") is not None
     rows = []
-    for kind in PIECE_KINDS:
+    for kind in WITH_OPTIONS:
         for name, provided in plugins.providers(kind).items():
             status, options, error = "loaded", None, None
             if kind is PolicyLossProvider and not has_torch:

@@ -14,29 +14,12 @@ from rllm_core.errors import PluginError
 from rllm_core.file_references import file_reference, section_name
 from rllm_core.plugins.blame import located
 from rllm_core.plugins.listing import PluginInfo, Provided
-from rllm_core.providers import (
-    AdvantageEstimatorProvider,
-    CorrectionProvider,
-    GroupScorerProvider,
-    PolicyLossProvider,
-    Provider,
-    RewardFunctionProvider,
-    TaskSamplerProvider,
-    WorkflowProvider,
-    resolve,
-)
+from rllm_core.plugins.sections import WITH_OPTIONS
+from rllm_core.providers import PolicyLossProvider, Provider, RewardFunctionProvider, WorkflowProvider, resolve
 
 ProviderT = TypeVar("ProviderT", bound=Provider)
 
-KINDS: tuple[type[Provider], ...] = (
-    WorkflowProvider,
-    RewardFunctionProvider,
-    AdvantageEstimatorProvider,
-    PolicyLossProvider,
-    CorrectionProvider,
-    GroupScorerProvider,
-    TaskSamplerProvider,
-)
+KINDS: tuple[type[Provider], ...] = (WorkflowProvider, RewardFunctionProvider, *WITH_OPTIONS)
 """Kinds of providers that can come from a file; all other kinds need a package."""
 
 

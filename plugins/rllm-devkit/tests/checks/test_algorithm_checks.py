@@ -15,7 +15,7 @@ from rllm_core.algorithms.advantages import AdvantageEstimator
 from rllm_core.algorithms.corrections import Correction
 from rllm_core.algorithms.options import Configured
 from rllm_core.algorithms.torch_losses import PolicyLoss
-from rllm_core.assembly.components import PIECE_KINDS, piece_class
+from rllm_core.assembly.components import piece_class
 from rllm_core.builtin.estimators.outcome import GRPO
 from rllm_core.builtin.estimators.turns import ReturnToGo
 from rllm_core.builtin.estimators.without_rewards import Precomputed
@@ -23,6 +23,7 @@ from rllm_core.builtin.losses import PPOClip, ReinforceLoss
 from rllm_core.builtin.off_policy_corrections import TokenTIS
 from rllm_core.config import Section
 from rllm_core.plugins import PluginManager
+from rllm_core.plugins.sections import WITH_OPTIONS
 from rllm_devkit.checks import CheckResult, check_correction, check_estimator, check_policy_loss, check_task_sampler
 
 PLUGINS = PluginManager.from_environment(no_plugins=True)
@@ -32,7 +33,7 @@ CHECK_OF: dict[type[providers.Provider], Callable[..., list[CheckResult]]] = {
     providers.CorrectionProvider: check_correction,
     providers.TaskSamplerProvider: lambda sampler, seed: check_task_sampler(type(sampler)),
 }
-OURS = [(kind, name) for kind in PIECE_KINDS for name in PLUGINS.providers(kind)]
+OURS = [(kind, name) for kind in WITH_OPTIONS for name in PLUGINS.providers(kind)]
 
 
 def failures(results: list[CheckResult]) -> dict[str, str]:
