@@ -29,31 +29,18 @@ KEPT_OUTPUT_BYTES = 64 << 10
 SHOWN_OUTPUT_LINES = 3
 
 
-class Pool(Protocol):
-    """Interface of a pool to its workers; implemented by `rllm_core.hosts.worker_pool.WorkerPool`."""
+class _Pool(Protocol):
+    """What a worker needs of `rllm_core.hosts.worker_pool.WorkerPool`."""
 
     incoming: Paced[tuple[Worker, Any]]
 
-    def note(self, line: str, /) -> None:
-        """Shows a line to the user."""
-
-    def rollout_lost(self) -> None:
-        """Counts a rollout whose worker was lost before it started."""
-
-    def rollout_ended(self) -> None:
-        """Called when a rollout has ended in a worker."""
-
-    def maybe_settled(self) -> None:
-        """Called when a worker has settled; it may be the last one."""
-
-    def place_free(self, worker: Worker, /) -> None:
-        """Called when a worker has a free slot."""
-
-    def start_ending(self, worker: Worker, /, *, asking: bool) -> None:
-        """Called when a worker has been given up."""
-
-    def worker_ended(self, worker: Worker, why: str, /, *, lost: int) -> None:
-        """Called when a worker that was given up has ended."""
+    def note(self, line: str, /) -> None: ...
+    def rollout_lost(self) -> None: ...
+    def rollout_ended(self) -> None: ...
+    def maybe_settled(self) -> None: ...
+    def place_free(self, worker: Worker, /) -> None: ...
+    def start_ending(self, worker: Worker, /, *, asking: bool) -> None: ...
+    def worker_ended(self, worker: Worker, why: str, /, *, lost: int) -> None: ...
 
 
 class Link:
@@ -87,7 +74,7 @@ class Worker:
 
     link: Link
 
-    def __init__(self, number: int, pool: Pool) -> None:
+    def __init__(self, number: int, pool: _Pool) -> None:
         self.number = number
         self.pool = pool
         self.pid = 0

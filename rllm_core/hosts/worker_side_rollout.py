@@ -21,20 +21,19 @@ from rllm_core.workflow import Workflow
 _SET_BY_RUN = {"trajectories", "rollout_id", "rollout_index", "is_validation"}
 
 
-class RolloutSession(Protocol):
-    """Interface of a worker to its rollouts; implemented by `rllm_core.hosts.worker.WorkerSession`."""
+class _Session(Protocol):
+    """What a rollout needs of `rllm_core.hosts.worker.WorkerSession`."""
 
     is_limited: bool
     says_groups: bool
 
-    def say(self, message: wire.FromWorker, /) -> None:
-        """Sends a message."""
+    def say(self, message: wire.FromWorker, /) -> None: ...
 
 
 class RunningRollout:
     """A rollout in a worker."""
 
-    def __init__(self, start: wire.Start, workflow: Workflow, session: RolloutSession) -> None:
+    def __init__(self, start: wire.Start, workflow: Workflow, session: _Session) -> None:
         self._start = start
         self._workflow = workflow
         self._session = session

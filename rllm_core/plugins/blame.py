@@ -71,20 +71,15 @@ class CodePlace:
         return f"{self.where} in {self.function}()"
 
 
-class Owner(Protocol):
+class _Owner(Protocol):
     """A plugin known to have been running: a candidate, or its row in the listing."""
 
     @property
-    def name(self) -> str:
-        """Name of the plugin."""
-
+    def name(self) -> str: ...
     @property
-    def package(self) -> str:
-        """Distribution of the plugin."""
-
+    def package(self) -> str: ...
     @property
-    def version(self) -> str:
-        """Version of the distribution."""
+    def version(self) -> str: ...
 
 
 class Frame(NamedTuple):
@@ -155,7 +150,7 @@ def definition(what: Callable[..., Any] | type) -> Frame | None:
     return None
 
 
-def blamed(error: BaseException, owner: Owner | None = None) -> str:
+def blamed(error: BaseException, owner: _Owner | None = None) -> str:
     """Returns one line with the plugin, the location and the error.
 
     Names ``owner``, which was running, if the traceback leads to no plugin.
@@ -171,12 +166,12 @@ def located(error: BaseException, distribution: str | None = None) -> str:
     return f"{place.where if place.distribution in (None, distribution) else place}: {one_line(error)}"
 
 
-def blamed_json(error: BaseException, owner: Owner | None = None) -> dict[str, Any]:
+def blamed_json(error: BaseException, owner: _Owner | None = None) -> dict[str, Any]:
     """Like `blamed`, always with the keys ``plugin``, ``distribution``, ``version``, ``file``, ``line``, ``error``."""
     return (_known(error, owner) or CodePlace("", 0, "")).to_json(one_line(error))
 
 
-def _known(error: BaseException, owner: Owner | None) -> CodePlace | None:
+def _known(error: BaseException, owner: _Owner | None) -> CodePlace | None:
     place = place_of(error)
     if owner is None or (place is not None and place.plugin is not None):
         return place
