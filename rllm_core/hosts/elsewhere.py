@@ -8,18 +8,18 @@ from __future__ import annotations
 import random
 import subprocess
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, overload
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import ConfigDict
 
 from rllm_core.engine import Completer
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.hosts import wire
+from rllm_core.sandbox.processes import end
 from rllm_core.text import printable
 from rllm_core.types import Episode, Task, Trajectory
-from rllm_core.workflow import Conversation, Split, Workflow, WorkflowConfig
+from rllm_core.workflow import Conversation, LazyTasks, Split, Workflow, WorkflowConfig
 
 CONVERSATIONS_PER_FETCH = 32
 TASKS_PER_FETCH = 256
@@ -51,7 +51,7 @@ class WorkflowElsewhere(Workflow):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns the tasks that the workflow has in the other interpreter."""
-        return _TasksElsewhere(self._lister, split)
+        return _tasks(self._lister, split)
 
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Fails: the workflow cannot run in this process.
@@ -70,36 +70,21 @@ class WorkflowElsewhere(Workflow):
         return str(trajectory.metadata.get(GROUP, trajectory.role))
 
 
-class _TasksElsewhere(Sequence[Task]):
-    """Tasks of a split, fetched when they are needed."""
+def _tasks(lister: _Lister, split: Split) -> LazyTasks:
+    """Returns the tasks of a split, fetched when they are needed."""
+    total = lister.total(split)
+    fetched: dict[int, Task] = {}
 
-    def __init__(self, lister: _Lister, split: Split) -> None:
-        self._lister = lister
-        self._split = split
-        self._total = lister.total(split)
-        self._fetched: OrderedDict[int, Task] = OrderedDict()
+    def task(index: int) -> Task:
+        if index not in fetched:
+            stop = min(index + TASKS_PER_FETCH, total)
+            fetched.update(enumerate(lister.fetch(split, index, stop), index))
+        found = fetched[index]
+        while len(fetched) > TASKS_KEPT:
+            del fetched[next(iter(fetched))]
+        return found
 
-    def __len__(self) -> int:
-        return self._total
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(self._total))]
-        if not -self._total <= index < self._total:
-            raise IndexError(f"task {index} of {self._total}")
-        index %= self._total
-        if index not in self._fetched:
-            stop = min(index + TASKS_PER_FETCH, self._total)
-            self._fetched.update(enumerate(self._lister.fetch(self._split, index, stop), index))
-        task = self._fetched[index]
-        self._fetched.move_to_end(index)
-        while len(self._fetched) > TASKS_KEPT:
-            self._fetched.popitem(last=False)
-        return task
+    return LazyTasks(task, total)
 
 
 class _Lister:
@@ -153,7 +138,7 @@ class _Lister:
             )
         except OSError as error:
             raise no_interpreter(self._python, error) from error
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, end, self._process)
 
     def _send(self, message: Any) -> None:
         assert self._process is not None
@@ -195,14 +180,6 @@ class _Lister:
             f"rollout.python = {self._python!r} ended with exit code {code}; it must be the Python interpreter of an "
             "environment that has rllm-core and the workflow"
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def no_interpreter(python: str | None, error: OSError) -> ConfigError:
