@@ -7,11 +7,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import RunError
+from rllm_core.run_folder.journal import write_whole
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -45,19 +45,14 @@ def commit(folder: Path, state: dict[str, Any]) -> None:
         folder: Folder from `begin`, with its files.
         state: JSON state; the manifest adds the format number, and size and sha256 of every file.
     """
-    files = {}
-    for path in _files(folder):
+    paths, files = [path for path in sorted(folder.rglob("*")) if path.is_file()], {}
+    for path in paths:
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         _fsync(path)
-    for directory in sorted({path.parent for path in _files(folder)} | {folder}, reverse=True):
+    for directory in sorted({path.parent for path in paths} | {folder}, reverse=True):
         _fsync(directory)
-    temporary = folder / f"{MANIFEST}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, **state, "files": files}, file, indent=1, sort_keys=True, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(folder / MANIFEST)
+    manifest = {"format": FORMAT, **state, "files": files}
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False) + "\n")
     _fsync(folder)
     _fsync(folder.parent)
 
@@ -121,12 +116,6 @@ def prune(root: Path, keep: int) -> list[Path]:
             shutil.rmtree(path)
             removed.append(path)
     return removed
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in (MANIFEST, f"{MANIFEST}.tmp"):
-            yield path
 
 
 def _sha256(path: Path) -> str:
