@@ -13,7 +13,7 @@ from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.metrics import CORE_METRICS, WORKFLOW, MetricsAggregator, record_step, record_teacher
 from rllm_core.run_folder.progress import Progress
-from rllm_core.run_folder.results import ConsumedGroup, StartedRollout, ValidationResult
+from rllm_core.run_folder.results import ConsumedGroup, ValidationResult
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.types import Episode, TrainingSample
 
@@ -37,12 +37,11 @@ class Reporter:
         """Appends an event to ``events.jsonl``."""
         self.run_dir.lines["events"].write({"event": event, **fields})
 
-    def rollout_started(self, key: StartedRollout) -> None:
+    def rollout_started(self, rollout: str, group: int, index: int, attempt: int) -> None:
         """Records the start of a rollout attempt."""
         # Formatted by hand for speed: a run has hundreds of thousands of these lines, whose fields need no escaping.
         self.run_dir.lines["events"].write_text(
-            f'{{"event":"start","rollout":"{key.rollout_id}","group":{key.ordinal},"index":{key.index},'
-            f'"attempt":{key.attempt}}}'
+            f'{{"event":"start","rollout":"{rollout}","group":{group},"index":{index},"attempt":{attempt}}}'
         )
 
     def rollout_finished(self, episode: Episode) -> None:

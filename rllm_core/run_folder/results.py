@@ -11,19 +11,6 @@ from typing import Any, Protocol
 from rllm_core.types import Episode, TrajectoryGroup
 
 
-class StartedRollout(Protocol):
-    """Identity of a rollout attempt, such as `rllm_core.training.rollouts.RolloutKey`."""
-
-    @property
-    def rollout_id(self) -> str: ...
-    @property
-    def ordinal(self) -> int: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-
-
 class ConsumedGroup(Protocol):
     """Group of an optimizer step, such as `rllm_core.training.group.Group`."""
 

@@ -78,7 +78,7 @@ class Ledger:
         """Records the start of a rollout, or of its next attempt."""
         if key.attempt:
             self.books.retries += 1
-        self._reporter.rollout_started(key)
+        self._reporter.rollout_started(key.rollout_id, key.ordinal, key.index, key.attempt)
 
     def end_attempt(self, episode: Episode) -> None:
         """Records the end of a rollout's attempt."""
