@@ -87,19 +87,8 @@ class Recording:
         self._not_trained[why] += 1
         if self._not_trained[why].bit_count() > 1:  # not a power of two
             return
-        self._write(
-            RecordedGroup(
-                step=step,
-                group=group.ordinal,
-                task=self._task_of(group.ordinal),
-                kept="example",
-                outcome=outcome,
-                reason=why,
-                weight_version=group.weight_version,
-                rollouts=[_not_trained(episode, reason) for episode in group.episodes],
-            ),
-            group.calls,
-        )
+        rollouts = [_not_trained(episode, reason) for episode in group.episodes]
+        self._record(group, rollouts, step=step, kept="example", outcome=outcome, reason=why)
 
     def trained(
         self,
@@ -138,17 +127,8 @@ class Recording:
                 of_group[sample.group_id].append(sample)
         recorded = []
         for group, rule in selected:
-            one = RecordedGroup(
-                step=step,
-                group=group.ordinal,
-                task=self._task_of(group.ordinal),
-                kept=rule,
-                outcome="trained",
-                reason="trained",
-                weight_version=group.weight_version,
-                rollouts=self._trained_rollouts(group, _measured(of_group[group.ordinal], corrections, computed)),
-            )
-            self._write(one, group.calls)
+            rollouts = self._trained_rollouts(group, _measured(of_group[group.ordinal], corrections, computed))
+            one = self._record(group, rollouts, step=step, kept=rule, outcome="trained", reason="trained")
             recorded.append(one)
         return recorded
 
@@ -208,6 +188,17 @@ class Recording:
         ]
         of_names = {name: [each[at] for each in trajectories] for at, name in enumerate(names)}
         return RecordedRollout(episode, "trained", "trained", **of_names)
+
+    def _record(self, group: Group, rollouts: Sequence[RecordedRollout], **about: Any) -> RecordedGroup:
+        recorded = RecordedGroup(
+            group=group.ordinal,
+            task=self._task_of(group.ordinal),
+            weight_version=group.weight_version,
+            rollouts=rollouts,
+            **about,
+        )
+        self._write(recorded, group.calls)
+        return recorded
 
     def _write(self, group: RecordedGroup, calls: Mapping[int, CallTimes]) -> None:
         line, groups = group.to_json(), self._lines[GROUPS]
