@@ -46,7 +46,7 @@ def segments(steps: Sequence[Step]) -> list[list[int]]:
 
 def training_samples(
     group: TrajectoryGroup,
-    credits: Sequence[Credit],
+    credits: Sequence[Credit] | None = None,
     *,
     learns_written: bool = False,
     credited_by: str = "the estimator",
@@ -55,7 +55,7 @@ def training_samples(
 
     Args:
         group: Trajectories, all of them with steps.
-        credits: Advantages: per trajectory ``(steps,)``, or per step ``(completion_tokens,)``.
+        credits: Advantages: per trajectory ``(steps,)``, or per step ``(completion_tokens,)``; None for zeros.
         learns_written: Whether to train tokens that the policy did not sample, too.
         credited_by: Source of the advantages, for errors.
 
@@ -65,7 +65,10 @@ def training_samples(
     Raises:
         ValueError: If an advantage is missing, superfluous or not finite, or a completion has no prompt.
     """
-    _check(group, credits, credited_by)
+    if credits is None:
+        credits = [np.zeros(len(trajectory.steps)) for trajectory in group.trajectories]
+    else:
+        _check(group, credits, credited_by)
     samples = []
     for trajectory, credit, rollout_id in zip(group.trajectories, credits, group.rollout_ids, strict=True):
         for segment in trained_segments(trajectory, learns_written=learns_written):

@@ -87,7 +87,7 @@ class Crediting:
             for place, group in enumerate(groups)
             if self.algorithm.estimators.of(group.role).needs_teacher and group.weight_version < weight_version
         ]
-        samples = {place: training_samples(groups[place], _zeros(groups[place])) for place in stale}
+        samples = {place: training_samples(groups[place]) for place in stale}
         flat = [sample for place in stale for sample in samples[place]]
         if not flat:
             return result
@@ -99,7 +99,7 @@ class Crediting:
     async def _less_kl(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Subtracts each token's KL penalty from its reward."""
         kl = self.config.algorithm.kl
-        samples = [training_samples(group, _zeros(group)) for group in groups]
+        samples = [training_samples(group) for group in groups]
         flat = [sample for of_group in samples for sample in of_group]
         current = await self.logprobs(flat, "current")
         reference = await self.logprobs(flat, "reference")
@@ -190,10 +190,6 @@ class Crediting:
                 corrected = (samples[index].advantages * part).astype(np.float32)
                 result[index] = _with(samples[index], advantages=corrected)
         return result
-
-
-def _zeros(group: TrajectoryGroup) -> list[Credit]:
-    return [np.zeros(len(trajectory.steps)) for trajectory in group.trajectories]
 
 
 def _compared(step: Step, current: Floats) -> Step:

@@ -75,7 +75,7 @@ def written_samples(episodes: Sequence[Episode]) -> list[TrainingSample]:
             written = group.model_copy(
                 update={"trajectories": trajectories, "rollout_ids": [episode.rollout_id] * len(trajectories)}
             )
-            samples += training_samples(written, [np.zeros(len(t.steps)) for t in trajectories], learns_written=True)
+            samples += training_samples(written, learns_written=True)
     return samples
 
 
