@@ -63,8 +63,7 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
     """Lists a frame and its callers, innermost first."""
     frames = []
     while frame is not None:
-        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-        frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
+        frames.append(Frame.of(frame))
         frame = frame.f_back
     return frames
 

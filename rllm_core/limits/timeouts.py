@@ -114,8 +114,7 @@ def waiting_at(task: asyncio.Task[Any]) -> str | None:
     while awaited is not None:
         frame = next((f for name in ("cr", "gi", "ag") if (f := getattr(awaited, f"{name}_frame", None))), None)
         if frame is not None:
-            code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
-            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_name, module))
+            frames.append(Frame.of(frame))
         awaiting = ("cr_await", "gi_yieldfrom", "ag_await")
         awaited = next((getattr(awaited, name) for name in awaiting if hasattr(awaited, name)), None)
     place = place_among(reversed(frames))

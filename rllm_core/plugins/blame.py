@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from rllm_core.plugins.discovery import Candidate, installed_plugins
@@ -89,6 +90,12 @@ class Frame(NamedTuple):
     line: int
     function: str
     module: str
+
+    @classmethod
+    def of(cls, frame: FrameType, line: int | None = None) -> Frame:
+        """Describes a frame of this process; ``line`` is another line than the current one."""
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        return cls(code.co_filename, frame.f_lineno if line is None else line, code.co_name, module)
 
 
 def learn(candidates: Iterable[Candidate]) -> None:
@@ -202,10 +209,7 @@ def _frames(error: BaseException) -> Iterator[Frame]:
         if isinstance(current, SyntaxError) and current.filename and current.lineno:
             yield Frame(current.filename, current.lineno, "<module>", _module_of(current.filename))
         yield from getattr(current, "frames", ())  # frames of another process, see rllm_core.sandbox.ChildError
-        walked = [
-            Frame(frame.f_code.co_filename, line, frame.f_code.co_name, str(frame.f_globals.get("__name__", "")))
-            for frame, line in traceback.walk_tb(current.__traceback__)
-        ]
+        walked = [Frame.of(frame, line) for frame, line in traceback.walk_tb(current.__traceback__)]
         if isinstance(current, BaseExceptionGroup):
             raised += reversed(walked)  # where tasks are awaited: only a fallback
         else:
