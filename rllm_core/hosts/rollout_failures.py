@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from rllm_core.engine import EngineError, Terminated
-from rllm_core.errors import Escaped, PluginError, RefusedConversation
+from rllm_core.errors import Escaped, PluginError, RefusedConversation, UserError
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.limits.timeouts import contained
 from rllm_core.plugins.blame import blamed, defined_at
@@ -49,6 +49,11 @@ def coroutine_of(method: Callable[[], Awaitable[None]]) -> Awaitable[None]:
         name, place = method.__name__, defined_at(method)
         raise PluginError(f"{name}() of the workflow ({place}) must be a coroutine function; write async def {name}")
     return returned
+
+
+def ends_run(error: BaseException) -> bool:
+    """Whether only the user can fix the problem, such as an invalid run file: the next rollout would fail, too."""
+    return isinstance(error, UserError) and not isinstance(error, RefusedConversation)
 
 
 def failure_of(error: BaseException) -> RolloutFailed:

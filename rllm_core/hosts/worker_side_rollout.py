@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from rllm_core.costs import Tally, collecting
 from rllm_core.engine import EngineError, Terminated
-from rllm_core.errors import ConfigError, RefusedConversation, UserError
+from rllm_core.errors import ConfigError, RefusedConversation
 from rllm_core.hosts import wire
 from rllm_core.hosts.contract import RolloutFailed
 from rllm_core.hosts.remote_completer import RemoteCompleter, SampledSteps
-from rllm_core.hosts.rollout_failures import awaited, failure_of
+from rllm_core.hosts.rollout_failures import awaited, ends_run, failure_of
 from rllm_core.limits.timeouts import waiting_at
 from rllm_core.parser import BreakReason, SegmentBreak
 from rllm_core.scope import CallTimes, RolloutEnded, RolloutScope, timing
@@ -128,14 +128,13 @@ class RunningRollout:
 
     def _failed(self, error: Exception) -> wire.Failed:
         failed, call = failure_of(error), getattr(error, "call_of_rollout", None)
-        ends_run = isinstance(error, UserError) and not isinstance(error, RefusedConversation)
         return wire.Failed(
             self._start.rollout,
             failed.reason.value,
-            str(error) if ends_run else str(failed),
+            str(error) if ends_run(error) else str(failed),
             traceback=failed.traceback,
             is_final=failed.is_final,
-            ends_run=ends_run,
+            ends_run=ends_run(error),
             call=call,
         )
 

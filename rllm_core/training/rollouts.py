@@ -14,9 +14,8 @@ from rllm_core.algorithms.advantages import RoleEstimators
 from rllm_core.config import RunConfig
 from rllm_core.costs import REWARDS, SAMPLING, TOOLS, Tally, collecting, current
 from rllm_core.engine import Completer, RolloutEngine, TITOCompleter, TokenSource
-from rllm_core.errors import RefusedConversation, UserError
 from rllm_core.hosts.contract import Place, RolloutHost
-from rllm_core.hosts.rollout_failures import awaited, failure_of
+from rllm_core.hosts.rollout_failures import awaited, ends_run, failure_of
 from rllm_core.limits.shared_timer import SharedTimer
 from rllm_core.limits.slots import Slots
 from rllm_core.limits.timeouts import stop, waiting_at, whereabouts
@@ -317,11 +316,9 @@ class RolloutRunner:
             return Rollout(self._failed(task, TerminationReason.CANCELLED, "the workflow was cancelled from within"))
         try:
             episode = work.result()
-        except RefusedConversation as error:
-            return self._failure(task, error)
-        except UserError:
-            raise  # an invalid run file, model or dataset would fail the next rollout too
         except Exception as error:  # any error of the workflow's code is reported
+            if ends_run(error):
+                raise
             return self._failure(task, error)
         if episode.termination_reason.is_failure:
             return Rollout(self._failed(task, episode.termination_reason, episode.error or "reported by the workflow"))
@@ -334,11 +331,9 @@ class RolloutRunner:
         """Lets the teacher score the episode; if that fails, the attempt has failed."""
         try:
             return await teacher.score(episode, self._needs_teacher)
-        except RefusedConversation as error:
-            return self._failure(task, error).episode
-        except UserError:
-            raise
         except Exception as error:  # third-party engine, parser and tokenizer
+            if ends_run(error):
+                raise
             return self._failure(task, error).episode
 
     def _needs_teacher(self, episode: Episode, trajectory: Trajectory) -> bool:
