@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ class Settings:
     @classmethod
     def from_environment(
         cls,
-        environ: Mapping[str, str] | None = None,
         *,
         no_plugins: bool | Collection[str] = False,
         strict: bool | None = None,
@@ -47,24 +46,22 @@ class Settings:
         """Reads the variables ``RLLM_PLUGINS...``, ``RLLM_NO_PLUGINS``, ``RLLM_TRACE_PLUGINS``, and ``plugins.toml``.
 
         Args:
-            environ: Environment variables. Defaults to ``os.environ``.
             no_plugins: Plugins to block in addition to ``RLLM_NO_PLUGINS``: all, none, or these names.
             strict: Overrides ``RLLM_PLUGINS_STRICT``.
 
         Raises:
             PluginError: If a variable or the file is invalid.
         """
-        environ = os.environ if environ is None else environ
-        variable = environ.get("RLLM_PLUGINS")
-        blocked = split_names(environ.get(NO_PLUGINS_VARIABLE, ""))
+        variable = os.environ.get("RLLM_PLUGINS")
+        blocked = split_names(os.environ.get(NO_PLUGINS_VARIABLE, ""))
         if not isinstance(no_plugins, bool):
             blocked |= frozenset(no_plugins)
         return cls(
             only=None if variable is None else split_names(variable),
-            disabled=frozenset() if variable is not None else read_disabled(environ),
+            disabled=frozenset() if variable is not None else read_disabled(),
             blocked=no_plugins is True or EVERY_PLUGIN in blocked or blocked or False,
-            strict=_switch(environ, "RLLM_PLUGINS_STRICT") if strict is None else strict,
-            trace=_switch(environ, "RLLM_TRACE_PLUGINS"),
+            strict=_switch("RLLM_PLUGINS_STRICT") if strict is None else strict,
+            trace=_switch("RLLM_TRACE_PLUGINS"),
         )
 
     def reason_disabled(self, candidate: Candidate) -> str | None:
@@ -91,8 +88,8 @@ def split_names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def _switch(environ: Mapping[str, str], name: str) -> bool:
-    value = environ.get(name, "").strip().lower()
+def _switch(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
     if value in {"", "0", "false", "no", "off"}:
         return False
     if value in {"1", "true", "yes", "on"}:
@@ -100,23 +97,22 @@ def _switch(environ: Mapping[str, str], name: str) -> bool:
     raise PluginError(f"{name} = {value!r} must be 0 or 1")
 
 
-def plugins_file(environ: Mapping[str, str] | None = None) -> Path:
+def plugins_file() -> Path:
     """Returns the path of ``plugins.toml`` in ``$RLLM_CONFIG_DIR``, which defaults to ``~/.config/rllm-core``."""
-    environ = os.environ if environ is None else environ
-    folder = environ.get("RLLM_CONFIG_DIR")
+    folder = os.environ.get("RLLM_CONFIG_DIR")
     if folder:
         return Path(folder) / "plugins.toml"
-    base = environ.get("XDG_CONFIG_HOME")
+    base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "rllm-core" / "plugins.toml"
 
 
-def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
+def read_disabled() -> frozenset[str]:
     """Returns the plugins disabled in ``plugins.toml``.
 
     Raises:
         PluginError: If the file exists but is invalid.
     """
-    path = plugins_file(environ)
+    path = plugins_file()
     advice = "Fix or delete the file, or set RLLM_PLUGINS, which overrides it"
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -130,13 +126,13 @@ def read_disabled(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     return frozenset(disabled)
 
 
-def write_disabled(names: Collection[str], environ: Mapping[str, str] | None = None) -> Path:
+def write_disabled(names: Collection[str]) -> Path:
     """Replaces ``plugins.toml`` atomically, and returns its path.
 
     Raises:
         PluginError: If the file cannot be written.
     """
-    path = plugins_file(environ)
+    path = plugins_file()
     text = f"disabled = {json.dumps(sorted(names))}\n"
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import importlib_metadata
 import pytest
@@ -260,23 +262,27 @@ def test_the_core_works_without_any_plugin(manager: Build) -> None:
     assert "grpo" in manager("rllm-good", settings=Settings(only=frozenset())).providers(AdvantageEstimatorProvider)
 
 
+def settings_of(folder: Path, **variables: str) -> Settings:
+    with mock.patch.dict(os.environ, {"RLLM_CONFIG_DIR": str(folder), **variables}, clear=True):
+        return Settings.from_environment()
+
+
 def test_settings_come_from_the_environment_and_the_variable_wins(tmp_path: Path) -> None:
-    environ = {"RLLM_CONFIG_DIR": str(tmp_path)}
     (tmp_path / "plugins.toml").write_text('disabled = ["good"]\n')
-    assert Settings.from_environment(environ) == Settings(disabled=frozenset({"good"}))
-    assert Settings.from_environment({**environ, "RLLM_PLUGINS": ""}) == Settings(only=frozenset())
-    assert Settings.from_environment({**environ, "RLLM_PLUGINS": "a, b"}).only == {"a", "b"}
-    assert Settings.from_environment({**environ, "RLLM_PLUGINS_STRICT": "1"}).strict
-    assert Settings.from_environment({**environ, "RLLM_TRACE_PLUGINS": "true"}).trace
+    assert settings_of(tmp_path) == Settings(disabled=frozenset({"good"}))
+    assert settings_of(tmp_path, RLLM_PLUGINS="") == Settings(only=frozenset())
+    assert settings_of(tmp_path, RLLM_PLUGINS="a, b").only == {"a", "b"}
+    assert settings_of(tmp_path, RLLM_PLUGINS_STRICT="1").strict
+    assert settings_of(tmp_path, RLLM_TRACE_PLUGINS="true").trace
     with pytest.raises(PluginError, match="RLLM_PLUGINS_STRICT = 'maybe' must be 0 or 1"):
-        Settings.from_environment({**environ, "RLLM_PLUGINS_STRICT": "maybe"})
+        settings_of(tmp_path, RLLM_PLUGINS_STRICT="maybe")
 
 
 @pytest.mark.parametrize("content", ["disabled = [", "disabled = 3", 'disable = ["good"]', 'disabled = ["\udcff"]'])
 def test_a_damaged_plugins_toml_is_an_error_and_not_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "plugins.toml").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(PluginError, match=r"plugins\.toml"):
-        Settings.from_environment({"RLLM_CONFIG_DIR": str(tmp_path)})
+        settings_of(tmp_path)
 
 
 def test_names_that_are_not_installed_are_reported(manager: Build, caplog: pytest.LogCaptureFixture) -> None:

@@ -85,9 +85,11 @@ def test_what_is_disabled_for_all_runs_is_disabled_in_workers(
     assert found["spawned"] == found["started"] == found["driver"]
 
 
-def test_the_variable_adds_to_what_a_caller_leaves_out(tmp_path: Path) -> None:
-    environ = {"RLLM_CONFIG_DIR": str(tmp_path), "RLLM_NO_PLUGINS": "a, b"}
-    assert Settings.from_environment(environ).blocked == {"a", "b"}
-    assert Settings.from_environment(environ, no_plugins=["c"]).blocked == {"a", "b", "c"}
-    assert Settings.from_environment(environ, no_plugins=True).blocked is True
-    assert Settings.from_environment({**environ, "RLLM_NO_PLUGINS": " "}).blocked is False
+def test_the_variable_adds_to_what_a_caller_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLLM_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("RLLM_NO_PLUGINS", "a, b")
+    assert Settings.from_environment().blocked == {"a", "b"}
+    assert Settings.from_environment(no_plugins=["c"]).blocked == {"a", "b", "c"}
+    assert Settings.from_environment(no_plugins=True).blocked is True
+    monkeypatch.setenv("RLLM_NO_PLUGINS", " ")
+    assert Settings.from_environment().blocked is False
