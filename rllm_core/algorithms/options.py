@@ -48,14 +48,3 @@ class Configured:
             raise
         except (Exception, SystemExit) as error:  # a SystemExit would end the run with its exit code, such as 0
             raise RunError(f"{self.label} failed: {self.describe(error)}") from error
-
-    def checked(self, check: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """Returns ``check(*arguments)``, a check of what this component returned.
-
-        Raises:
-            RunError: If the check raises ValueError; names the component.
-        """
-        try:
-            return check(*arguments)
-        except ValueError as error:
-            raise RunError(f"{self.label}: {error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rllm_core.algorithms.task_sampler import TaskSampler
 from rllm_core.assembly.components import create
 from rllm_core.assembly.resolution import Resolved
-from rllm_core.returned_values import json_object
+from rllm_core.returned_values import checked, json_object
 from rllm_core.types import Task
 
 
@@ -29,5 +29,6 @@ def sampler_of(resolved: Resolved, tasks: Sequence[Task]) -> TaskSampler:
         "training.sampler_options",
     )
     sampler.attempt(sampler.begin, tasks, training.seed)
-    sampler.checked(json_object, sampler.attempt(sampler.state_dict), "state_dict()")  # before hours of training
+    state = sampler.attempt(sampler.state_dict)
+    checked(sampler.label, json_object, state, "state_dict()")  # before hours of training
     return sampler

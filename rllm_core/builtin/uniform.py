@@ -14,20 +14,16 @@ class Uniform(TaskSampler):
     """Chooses every task once per epoch, in a random order that differs between epochs. Ignores results."""
 
     def begin(self, tasks: Sequence[Task], seed: int) -> None:
-        """See `TaskSampler.begin`."""
         self._stream = TaskStream(tasks, seed)
         self._drawn = 0
         self.epoch_tasks = len(tasks)
 
     def next(self, n: int) -> list[int]:
-        """See `TaskSampler.next`."""
         first, self._drawn = self._drawn, self._drawn + n
         return [self._stream.index(ordinal) for ordinal in range(first, self._drawn)]
 
     def state_dict(self) -> dict[str, int]:
-        """See `TaskSampler.state_dict`."""
         return {"drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `TaskSampler.load_state_dict`."""
         self._drawn = state["drawn"]

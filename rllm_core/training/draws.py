@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, check_same_tasks, checked_positions
-from rllm_core.returned_values import finite_numbers, json_object
+from rllm_core.returned_values import checked, finite_numbers, json_object
 from rllm_core.training.group import Group
 from rllm_core.types import Task
 
@@ -43,7 +43,7 @@ class TaskDraws:
         """
         if ordinal not in self._chosen:
             returned = self._sampler.attempt(self._sampler.next, groups)
-            positions = self._sampler.checked(checked_positions, returned, groups, self.tasks)
+            positions = checked(self._sampler.label, checked_positions, returned, groups, self.tasks)
             self._chosen |= dict(enumerate(positions, self._drawn))
             self._drawn += groups
         return self[ordinal]
@@ -107,7 +107,8 @@ class TaskDraws:
         Raises:
             RunError: If they are not finite numbers by name.
         """
-        found = self._sampler.checked(finite_numbers, self._sampler.attempt(self._sampler.metrics), "metrics()")
+        sampler = self._sampler
+        found = checked(sampler.label, finite_numbers, sampler.attempt(sampler.metrics), "metrics()")
         return {f"sampler/{name}": value for name, value in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,7 +117,8 @@ class TaskDraws:
         Raises:
             RunError: If the sampler's state is not JSON.
         """
-        state = self._sampler.checked(json_object, self._sampler.attempt(self._sampler.state_dict), "state_dict()")
+        sampler = self._sampler
+        state = checked(sampler.label, json_object, sampler.attempt(sampler.state_dict), "state_dict()")
         ended = {result.ordinal for result in self._results}
         return {
             "tasks": len(self.tasks),
