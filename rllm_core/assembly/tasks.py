@@ -74,7 +74,7 @@ class Tasks:
             Task positions by id; not stored, since there may be millions.
         """
         positions: dict[str, int] = {}
-        with self._blaming(split):
+        with blaming(self._name, f"tasks({split!r})"):
             tasks = self._known[split] if split in self._known else self._sequence(split)
             # Checking all of a lazy sequence could take minutes: each task may be a row that is read and parsed.
             for number in checkable(tasks, MAX_LAZY_TASKS_CHECKED):
@@ -125,18 +125,19 @@ class Tasks:
             )
         return task
 
-    @contextmanager
-    def _blaming(self, split: Split) -> Iterator[None]:
-        """Converts errors of the workflow's code to one line with their location."""
-        try:
-            yield
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:  # third-party code
-            raise self._broken(split, f"failed: {blamed(error)}") from error
-
     def _broken(self, split: Split, what: str) -> PluginError:
         return PluginError(f"workflow {self._name!r}: tasks({split!r}) {what}")
+
+
+@contextmanager
+def blaming(workflow: str, call: str) -> Iterator[None]:
+    """Converts errors of a workflow's code to one line with their location."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # third-party code
+        raise PluginError(f"workflow {workflow!r}: {call} failed: {blamed(error)}") from error
 
 
 def checkable(tasks: Sequence[Task], most: int) -> Iterator[int]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+from rllm_core.assembly.tasks import blaming
 from rllm_core.backend import WarmStart
-from rllm_core.errors import PluginError, UserError
-from rllm_core.plugins.blame import blamed
+from rllm_core.errors import PluginError
 from rllm_core.text import counted
 from rllm_core.workflow import Conversation, Workflow
 
@@ -17,7 +16,7 @@ def warm_start_of(workflow: Workflow, name: str) -> WarmStart:
     """Returns `Workflow.warm_start`, wrapped so that its errors are one line each."""
 
     def conversations(rng: random.Random) -> Iterator[Conversation] | None:
-        with _blaming(name):
+        with blaming(name, "warm_start()"):
             found = workflow.warm_start(rng)
         return None if found is None else _checked(found, name)
 
@@ -26,7 +25,7 @@ def warm_start_of(workflow: Workflow, name: str) -> WarmStart:
 
 def _checked(found: Iterator[Conversation], name: str) -> Iterator[Conversation]:
     made = 0
-    with _blaming(name):
+    with blaming(name, "warm_start()"):
         for conversation in found:
             if not _is_conversation(conversation):
                 raise PluginError(
@@ -43,14 +42,3 @@ def _is_conversation(found: object) -> bool:
     if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
         return False
     return any(message.get("role") == "assistant" for message in found)
-
-
-@contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Converts errors of the workflow's code to one line with their location."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # third-party code
-        raise PluginError(f"workflow {name!r}: warm_start() failed: {blamed(error)}") from error
