@@ -35,23 +35,8 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rllm_core import providers
     from rllm_core.events import PolicyUpdate, TrainerState
-    from rllm_core.providers import (
-        AdvantageEstimatorProvider,
-        BackendProvider,
-        CommandProvider,
-        CorrectionProvider,
-        EngineProvider,
-        GroupScorerProvider,
-        ParserProvider,
-        PolicyLossProvider,
-        RewardFunctionProvider,
-        RolloutHostProvider,
-        SandboxProvider,
-        TaskSamplerProvider,
-        TrackerProvider,
-        WorkflowProvider,
-    )
     from rllm_core.types import Episode
 
 PROJECT = "rllm_core"
@@ -65,7 +50,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def backends() -> Iterable[BackendProvider]:
+def backends() -> Iterable[providers.BackendProvider]:
     """Training backends this plugin provides, selected by ``backend`` in the run file.
 
     Return records only and import nothing heavy: the class behind ``load`` is imported when its name is selected.
@@ -74,25 +59,25 @@ def backends() -> Iterable[BackendProvider]:
 
 
 @hookspec
-def rollout_engines() -> Iterable[EngineProvider]:
+def rollout_engines() -> Iterable[providers.EngineProvider]:
     """Rollout engines that work without a backend, for ``rllm-core eval WORKFLOW --engine NAME``."""
     return ()
 
 
 @hookspec
-def parsers() -> Iterable[ParserProvider]:
+def parsers() -> Iterable[providers.ParserProvider]:
     """Parsers this plugin provides, selected by ``parser`` in the run file."""
     return ()
 
 
 @hookspec
-def workflows() -> Iterable[WorkflowProvider]:
+def workflows() -> Iterable[providers.WorkflowProvider]:
     """Workflows this plugin provides, selected by ``workflow`` in the run file or on the command line."""
     return ()
 
 
 @hookspec
-def rollout_hosts() -> Iterable[RolloutHostProvider]:
+def rollout_hosts() -> Iterable[providers.RolloutHostProvider]:
     """Rollout hosts this plugin provides: where rollouts run, selected by ``rollout.host``.
 
     The built-in hosts are ``inline``, the process of the run, and ``processes``, other processes of the machine.
@@ -101,7 +86,7 @@ def rollout_hosts() -> Iterable[RolloutHostProvider]:
 
 
 @hookspec
-def trackers() -> Iterable[TrackerProvider]:
+def trackers() -> Iterable[providers.TrackerProvider]:
     """Metric trackers this plugin provides, selected by ``training.trackers`` in the run file.
 
     A tracker that fails is reported and disabled; it never stops training.
@@ -110,7 +95,7 @@ def trackers() -> Iterable[TrackerProvider]:
 
 
 @hookspec
-def advantage_estimators() -> Iterable[AdvantageEstimatorProvider]:
+def advantage_estimators() -> Iterable[providers.AdvantageEstimatorProvider]:
     """Advantage estimators this plugin provides, selected by ``algorithm.name`` in the run file.
 
     Their names work exactly like those of the built-in estimators.
@@ -119,13 +104,13 @@ def advantage_estimators() -> Iterable[AdvantageEstimatorProvider]:
 
 
 @hookspec
-def policy_losses() -> Iterable[PolicyLossProvider]:
+def policy_losses() -> Iterable[providers.PolicyLossProvider]:
     """Policy losses this plugin provides, selected by ``algorithm.loss``; the backend must be able to run them."""
     return ()
 
 
 @hookspec
-def corrections() -> Iterable[CorrectionProvider]:
+def corrections() -> Iterable[providers.CorrectionProvider]:
     """Off-policy corrections this plugin provides, selected by ``algorithm.corrections``.
 
     They are computed on numpy arrays and work on every backend that supports the proximal policy.
@@ -134,7 +119,7 @@ def corrections() -> Iterable[CorrectionProvider]:
 
 
 @hookspec
-def group_scorers() -> Iterable[GroupScorerProvider]:
+def group_scorers() -> Iterable[providers.GroupScorerProvider]:
     """Group scorers this plugin provides, selected by ``algorithm.group_scorer``.
 
     A group scorer sees all rollouts of a task at once and gives each its reward, such as a judge that compares them.
@@ -143,7 +128,7 @@ def group_scorers() -> Iterable[GroupScorerProvider]:
 
 
 @hookspec
-def task_samplers() -> Iterable[TaskSamplerProvider]:
+def task_samplers() -> Iterable[providers.TaskSamplerProvider]:
     """Task samplers this plugin provides, selected by ``training.sampler``.
 
     A task sampler chooses the tasks of a run and gets the result of each. The built-in sampler is ``uniform``, which
@@ -153,7 +138,7 @@ def task_samplers() -> Iterable[TaskSamplerProvider]:
 
 
 @hookspec
-def reward_functions() -> Iterable[RewardFunctionProvider]:
+def reward_functions() -> Iterable[providers.RewardFunctionProvider]:
     """Reward functions this plugin provides, which workflows look up by name.
 
     They run in child processes with limits on time, memory and output, never in the training process.
@@ -162,7 +147,7 @@ def reward_functions() -> Iterable[RewardFunctionProvider]:
 
 
 @hookspec
-def sandboxes() -> Iterable[SandboxProvider]:
+def sandboxes() -> Iterable[providers.SandboxProvider]:
     """Sandboxes this plugin provides for model-written programs, selected by ``rollout.sandbox``.
 
     The built-in sandbox, ``child``, limits the time, memory and output of a program, but does not isolate it. ``bwrap``
@@ -172,7 +157,7 @@ def sandboxes() -> Iterable[SandboxProvider]:
 
 
 @hookspec
-def cli_commands() -> Iterable[CommandProvider]:
+def cli_commands() -> Iterable[providers.CommandProvider]:
     """Commands to add to ``rllm-core``. A command that cannot be loaded stays listed and prints the reason when called.
 
     A name of two words, such as ``plugins check``, adds a command to a group of the core: ``parser`` or ``plugins``.

@@ -5,36 +5,23 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rllm_core.providers import (
-    AdvantageEstimatorProvider,
-    BackendProvider,
-    CommandProvider,
-    CorrectionProvider,
-    EngineProvider,
-    GroupScorerProvider,
-    ParserProvider,
-    PolicyLossProvider,
-    Provider,
-    RolloutHostProvider,
-    TaskSamplerProvider,
-    TrackerProvider,
-    WorkflowProvider,
-)
+from rllm_core import providers
+from rllm_core.providers import CommandProvider, Provider
 
 WITH_SECTION: tuple[type[Provider], ...] = (
-    WorkflowProvider,
-    BackendProvider,
-    EngineProvider,
-    ParserProvider,
-    RolloutHostProvider,
-    TrackerProvider,
+    providers.WorkflowProvider,
+    providers.BackendProvider,
+    providers.EngineProvider,
+    providers.ParserProvider,
+    providers.RolloutHostProvider,
+    providers.TrackerProvider,
 )
 WITH_OPTIONS: tuple[type[Provider], ...] = (
-    AdvantageEstimatorProvider,
-    PolicyLossProvider,
-    CorrectionProvider,
-    GroupScorerProvider,
-    TaskSamplerProvider,
+    providers.AdvantageEstimatorProvider,
+    providers.PolicyLossProvider,
+    providers.CorrectionProvider,
+    providers.GroupScorerProvider,
+    providers.TaskSamplerProvider,
 )
 
 
