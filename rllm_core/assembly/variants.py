@@ -24,10 +24,7 @@ SHOWN_VARIANTS = 5
 def select_workflow(
     plugins: PluginManager, name: str, tables: Mapping[str, Any]
 ) -> tuple[Provided[WorkflowProvider], dict[str, Any]]:
-    """Selects a workflow, in the interpreter that has it.
-
-    Returns:
-        The workflow, and the tables that ``name`` expands to.
+    """Selects a workflow, in the interpreter that has it; returns it with the tables that ``name`` expands to.
 
     Raises:
         ConfigError: If the workflow does not have the variant, or its section names another one.

@@ -65,8 +65,7 @@ async def close_within(
 ) -> bool:
     """Closes third-party code whose results are complete: notes a failure instead of raising it.
 
-    Returns:
-        Whether closing ended in time.
+    Returns whether closing ended in time.
     """
     try:
         await within(seconds, what, close())

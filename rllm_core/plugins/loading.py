@@ -66,15 +66,12 @@ class LoadedHooks:
             self._pluggy.add_hookcall_monitoring(_trace_before, _trace_after)
 
     def add(self, name: str, load: Callable[[], object], described: str) -> tuple[Provider, ...]:
-        """Imports, registers and checks one plugin, and calls its provider hooks.
+        """Imports, registers and checks one plugin; returns the records that its provider hooks return.
 
         Args:
             name: Name of the plugin, not yet in use.
             load: Function that imports the plugin and returns the object with the hook implementations.
             described: Description of the plugin for messages.
-
-        Returns:
-            Records that the plugin provides.
 
         Raises:
             BaseException: Any error of the plugin, none of whose hooks then stay registered.

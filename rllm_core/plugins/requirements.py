@@ -76,11 +76,7 @@ def unmet_closure(needed_by: str, requires: Iterable[str]) -> list[Missing]:
 
 
 def remedy(candidate: Candidate, error: BaseException) -> str | None:
-    """Returns advice on how to fix a plugin that failed with ``error``.
-
-    Returns:
-        The advice, or None if the user cannot fix it, as with a mistake in the plugin's own code.
-    """
+    """Returns advice on how to fix a plugin that failed; None if the user cannot, as with a mistake in its code."""
     malformed = next((candidate for candidate in installed_plugins() if candidate.is_malformed), None)
     if malformed is not None and passed_through(error, "importlib.metadata", "importlib_metadata"):
         return f"plugin {malformed.name!r} ({malformed.label}) is the cause: {malformed.error}"

@@ -51,14 +51,11 @@ class Surroundings:
         )
 
     def put_back(self, *, strict: bool) -> list[str]:
-        """Undoes changes that would affect other code. Additions stay, because the plugin may need them.
+        """Undoes changes that would affect other code, and describes them. Additions stay: the plugin may need them.
 
         Args:
             strict: Whether to restore replaced values, too. A large library may have a reason to replace values; a
                 plugin's entry module has none.
-
-        Returns:
-            Descriptions of the changes.
         """
         changed: list[str] = []
         if sys.getrecursionlimit() < self.recursion_limit:  # first: the code below needs stack depth

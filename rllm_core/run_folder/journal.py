@@ -84,10 +84,7 @@ class JsonLines:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def sync(self) -> int:
-        """Syncs everything to disk.
-
-        Returns:
-            The length of the file in bytes.
+        """Syncs everything to disk; returns the length of the file in bytes.
 
         Raises:
             RunError: If the disk fails now or has failed before, since lines may be missing.

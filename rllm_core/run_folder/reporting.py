@@ -102,11 +102,7 @@ class Reporter:
     def step(
         self, step: int, weight_version: int, consumed: Sequence[ConsumedGroup], pace: Mapping[str, float | None]
     ) -> dict[str, float]:
-        """Writes the lines of an optimizer step; ``pace`` comes from `Pace.end_step`.
-
-        Returns:
-            The metrics of the step.
-        """
+        """Writes the lines of an optimizer step; returns its metrics. ``pace`` comes from `Pace.end_step`."""
         epoch = max(item.epoch for item in consumed)
         metrics = dict(zip(POSITION, (step, epoch, weight_version), strict=True)) | self.metrics.flush()
         rate = metrics["sampled_tokens"] / max(pace["step_seconds"] or 0.0, 1e-9)
@@ -126,11 +122,7 @@ class Reporter:
     def validated(
         self, result: ValidationResult, episodes: Sequence[Episode], retried: Sequence[Episode]
     ) -> dict[str, float]:
-        """Writes the lines of a validation: its rollouts, and failed attempts that were retried.
-
-        Returns:
-            The metrics of the validation.
-        """
+        """Writes the lines of a validation and of failed attempts that were retried; returns its metrics."""
         for episode in (*retried, *episodes):
             if episode.error is not None:
                 self._error(episode)

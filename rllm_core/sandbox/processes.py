@@ -113,10 +113,7 @@ class Exchange:
             stdin.close()
 
     def step(self) -> bool:
-        """Waits for the next chunk.
-
-        Returns:
-            Whether more output can follow.
+        """Waits for the next chunk; returns whether more output can follow.
 
         Raises:
             Overrun: At the deadline.

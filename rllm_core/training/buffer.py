@@ -117,11 +117,7 @@ class GroupBuffer:
         return discarded
 
     def write(self, path: Path) -> list[int]:
-        """Writes the complete groups as JSON lines, for a checkpoint.
-
-        Returns:
-            Ordinals of the written groups; groups with media are skipped.
-        """
+        """Writes complete groups without media as JSON lines, for a checkpoint; returns their ordinals."""
         ordinals = []
         with path.open("wb") as file:
             for ordinal, group in list(self._complete):  # a copy: this runs in a thread while groups are added

@@ -26,11 +26,7 @@ class CircuitBreaker:
         self._reasons: Counter[str] = Counter()
 
     def record(self, episode: Episode) -> RunError | None:
-        """Records an attempt.
-
-        Returns:
-            The error to stop the run with, if a limit is exceeded now; returned once.
-        """
+        """Records an attempt; returns, once, the error to stop the run with if a limit is exceeded now."""
         error = self._judge(episode)
         if error is not None:
             self._max_consecutive, self._max_share = sys.maxsize, 1.0

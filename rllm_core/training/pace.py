@@ -90,11 +90,7 @@ class Pace:
         self._spent: dict[Purpose, float] = {"generation_wait": 0.0, "training": 0.0, "drain": 0.0, "sync": 0.0}
 
     def end_step(self) -> dict[str, float | None]:
-        """Ends the current optimizer step.
-
-        Returns:
-            Its timings, for ``timings.jsonl``.
-        """
+        """Ends the current optimizer step; returns its timings, for ``timings.jsonl``."""
         since, before, spent = self._since, self._place_seconds, self._spent
         self._since, self._place_seconds = time.monotonic(), self.slots.place_seconds
         wall, in_use = self._since - since, self._place_seconds - before

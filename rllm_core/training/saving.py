@@ -26,10 +26,7 @@ class Saving:
         self._carried: dict[str, dict[str, Any]] = {}  # saved states that no plugin loaded on resume
 
     async def save(self, position: Position) -> Path | None:
-        """Writes a checkpoint and removes old ones.
-
-        Returns:
-            Folder of the checkpoint; None if this step already has one.
+        """Writes a checkpoint and removes old ones; returns its folder, or None if this step already has one.
 
         Raises:
             RunError: If the checkpoint cannot be written.

@@ -67,11 +67,7 @@ class SyncCoordinator:
         return self.hold is None
 
     async def admit(self) -> bool:
-        """Waits until another group can start.
-
-        Returns:
-            False if the run needs no more groups.
-        """
+        """Waits until another group can start; returns False if the run needs no more."""
         await self._until(lambda: self.may_dispatch() or self.consumed >= self.groups_needed)
         return self.consumed < self.groups_needed
 
