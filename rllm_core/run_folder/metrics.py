@@ -64,24 +64,15 @@ class MetricsAggregator:
         self._declared = dict(declared)
         self._values: dict[str, list[float]] = defaultdict(list)
 
-    def declare(self, name: str, reduction: Reduction) -> None:
-        """Declares a metric.
-
-        Raises:
-            ValueError: If it is already declared with another reduction.
-        """
-        if self._declared.setdefault(name, reduction) != reduction:
-            raise ValueError(f"metric {name!r} is declared as {self._declared[name]!r}, not {reduction!r}")
-
     def record(self, name: str, *values: float, reduction: Reduction | None = None) -> None:
         """Records values; a ``reduction`` declares the metric first.
 
         Raises:
             KeyError: If the metric is not declared.
-            ValueError: If a value is not a finite number.
+            ValueError: If a value is not a finite number, or the metric is declared with another reduction.
         """
-        if reduction is not None:
-            self.declare(name, reduction)
+        if reduction is not None and self._declared.setdefault(name, reduction) != reduction:
+            raise ValueError(f"metric {name!r} is declared as {self._declared[name]!r}, not {reduction!r}")
         if name not in self._declared:
             raise KeyError(f"metric {name!r} has no declared reduction")
         for value in values:

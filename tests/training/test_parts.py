@@ -331,7 +331,7 @@ def test_metrics_are_reduced_as_declared() -> None:
     with pytest.raises(ValueError, match="is nan"):
         metrics.record("a", float("nan"))
     with pytest.raises(ValueError, match="declared as 'mean', not 'sum'"):
-        metrics.declare("a", "sum")
+        metrics.record("a", 1.0, reduction="sum")
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
