@@ -38,7 +38,8 @@ class InitialWeights:
         run, step = _split(reference)
         if not (run / "run.toml").is_file():
             raise ConfigError(f"training.init_from = {reference!r}: {run} is not a run folder; name one, or RUN:STEP")
-        steps = [_step_of(folder) for folder in checkpoint.complete(run / "checkpoints")]
+        folders = checkpoint.complete(run / "checkpoints")
+        steps = [int(folder.name.removeprefix("step-")) for folder in folders]
         if not steps:
             raise ConfigError(f"training.init_from = {reference!r}: run folder {run} has no complete checkpoint")
         if step is not None and step not in steps:
@@ -133,7 +134,3 @@ def _split(reference: str) -> tuple[Path, int | None]:
     found = _REFERENCE.fullmatch(reference)
     assert found is not None  # any text that is not empty matches
     return Path(found["run"]), None if found["step"] is None else int(found["step"])
-
-
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))

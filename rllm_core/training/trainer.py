@@ -95,8 +95,9 @@ class Trainer:
                 groups_kept_per_step=self.config.training.groups_kept_per_step,
                 trajectories_per_step=self.config.training.trajectories_per_step,
             )
-            if self.step < self.config.training.steps and len(parts.buffer) < parts.passes[1]:
-                self._check_budget()
+            must_generate = self.step < self.config.training.steps and len(parts.buffer) < parts.passes[1]
+            if must_generate and not parts.budget.fits(self.config.training.rollouts_per_group):
+                raise BudgetSpent(parts.budget.problem())
             await parts.notify("on_train_start")
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
@@ -117,10 +118,6 @@ class Trainer:
             self._spent.close(after_step=self.step)
             await self._remarked()
             await parts.notify("on_train_end", status=status)
-
-    def _check_budget(self) -> None:
-        if not self.parts.budget.fits(self.config.training.rollouts_per_group):
-            raise BudgetSpent(self.parts.budget.problem())
 
     def interrupt(self, error: Interrupted) -> None:
         """Stops generation and validation immediately, and training after the current step, so that no work is lost."""
