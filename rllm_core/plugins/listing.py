@@ -78,12 +78,7 @@ class Provided(Generic[ProviderT]):
             raise PluginError(f"{self.label}: {what} failed: {located(error, self.plugin.package)}") from error
 
     def checked(self, what: str, returned: ReturnedT, contract: type[Any]) -> ReturnedT:
-        """Returns what a call of the provider's code returned.
-
-        Args:
-            what: Name of the call, for the message.
-            returned: Its return value.
-            contract: Class that the value must be an instance of.
+        """Returns what a call of the provider's code returned. ``what`` names the call.
 
         Raises:
             PluginError: If the value is not an instance of it.

@@ -141,17 +141,9 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Runs ``samples`` rollouts of every task.
 
-    Args:
-        resolved: Run file and providers.
-        host: Rollout host.
-        opening: Opens the engine.
-        split: Split of the tasks.
-        task_limit: Number of tasks, evenly spaced; None for all.
-        samples: Rollouts per task.
-        ks: The k of pass@k.
-        measured: Called with the result before the engine shuts down. If the evaluation is cancelled earlier, called
-            with the result over the rollouts that had finished, unless none had succeeded, or a group scorer would have
-            to score them.
+    Calls ``measured`` with the result before the engine shuts down. If the evaluation is cancelled earlier, calls it
+    with the result over the rollouts that had finished, unless none had succeeded, or a group scorer would have to
+    score them.
 
     Returns:
         JSON: ``workflow, split, tasks, rollouts_per_task, unfinished, failed, retries, reward_mean, pass_at_k, metrics,

@@ -101,12 +101,7 @@ class Recording:
     ) -> list[RecordedGroup]:
         """Records some groups of an optimizer step, and returns them.
 
-        Args:
-            consumed: Groups of the step.
-            samples: Training samples of these groups, as they were trained.
-            corrections: ``(sampled_tokens,)`` weights of the corrections, by sample id.
-            computed: Per-token values from the backend, by sample id.
-            step: Number of the step.
+        ``corrections``, which are ``(sampled_tokens,)`` weights, and ``computed``, from the backend, are by sample id.
 
         Raises:
             RunError: If the backend's values do not fit a recorded sample.

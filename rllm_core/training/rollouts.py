@@ -147,11 +147,7 @@ class RolloutRunner:
     ) -> Rollout:
         """Runs the workflow on a task, with up to ``rollout.max_attempts`` attempts if a retry can help.
 
-        Args:
-            task: Task to run.
-            key: Key of the first attempt.
-            started: Called before every attempt.
-            ended: Awaited after every attempt, with its episode.
+        ``key`` is that of the first attempt. ``started`` is called before every attempt, ``ended`` awaited after it.
 
         Raises:
             UserError: If only the user can fix the problem, so that a retry is useless.

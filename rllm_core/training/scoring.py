@@ -128,11 +128,7 @@ class Scoring:
     async def score(self, task: Task, episodes: Sequence[Episode], purpose: str, ordinal: int) -> ScoredGroup:
         """Scores the rollouts of one task.
 
-        Args:
-            task: Their task.
-            episodes: Episodes of the rollouts; failed ones stay as they are, and the scorer does not see them.
-            purpose: ``train``, ``validation`` or ``eval``.
-            ordinal: Position of the task in the stream, or among the tasks of the validation.
+        Failed episodes stay as they are. ``ordinal`` is the position in the task stream, or among validated tasks.
 
         Raises:
             UserError: If the scorer reports a problem that only the user can fix.
