@@ -68,21 +68,15 @@ def group_trajectories(
         episodes: Finished rollouts, sorted by ``rollout_index``.
         group_of: Function that returns the group name of a trajectory.
         dispatched_version: Weight version at dispatch, used for groups without sampled tokens.
-
-    Raises:
-        TypeError: If ``group_of`` does not return a non-empty string.
     """
-    members: dict[str, list[tuple[int, int]]] = {}
-    for position, episode in enumerate(episodes):
-        for index, trajectory in enumerate(episode.trajectories):
+    members: dict[str, list[tuple[Trajectory, str]]] = {}
+    for episode in episodes:
+        for trajectory in episode.trajectories:
             if trajectory.trainable and trajectory.steps:
-                name = group_of(episode, trajectory)
-                if not isinstance(name, str) or not name:
-                    raise TypeError(f"group_of() returned {name!r} for task {task_id!r}; it must return a group name")
-                members.setdefault(name, []).append((position, index))
+                members.setdefault(group_of(episode, trajectory), []).append((trajectory, episode.rollout_id))
     groups = []
-    for role, positions in members.items():
-        trajectories = [episodes[position].trajectories[index] for position, index in positions]
+    for role, of_role in members.items():
+        trajectories = [trajectory for trajectory, _ in of_role]
         versions = [step.weight_version for t in trajectories for step in t.steps if step.weight_version is not None]
         groups.append(
             TrajectoryGroup(
@@ -90,7 +84,7 @@ def group_trajectories(
                 task_id=task_id,
                 role=role,
                 trajectories=trajectories,
-                rollout_ids=[episodes[position].rollout_id for position, _ in positions],
+                rollout_ids=[rollout_id for _, rollout_id in of_role],
                 weight_version=min(versions, default=dispatched_version),
             )
         )
