@@ -32,7 +32,6 @@ class Trackers:
     Args:
         note: Called once for each tracker that is switched off.
         deadline_seconds: Timeout of one call, and of all remaining calls at the end.
-        max_waiting_calls: Maximum calls in a tracker's queue.
 
     Attributes:
         failed: Reasons why trackers were switched off, by name.
@@ -44,10 +43,8 @@ class Trackers:
         *,
         note: Callable[[str], None] = logger.error,
         deadline_seconds: float = DEADLINE_SECONDS,
-        max_waiting_calls: int = MAX_WAITING_CALLS,
     ) -> None:
         self.deadline_seconds = deadline_seconds
-        self.max_waiting_calls = max_waiting_calls
         self.failed: dict[str, str] = {}
         self._note = note
         self._noted: set[str] = set()
@@ -96,8 +93,8 @@ class Trackers:
         for name, worker in self._workers.items():
             if worker.seconds_in_call > self.deadline_seconds:
                 self._switch_off(name, f"a call took longer than {self.deadline_seconds:g} s")
-            elif worker.waiting >= self.max_waiting_calls:
-                self._switch_off(name, f"it is {self.max_waiting_calls} calls behind")
+            elif worker.waiting >= MAX_WAITING_CALLS:
+                self._switch_off(name, f"it is {MAX_WAITING_CALLS} calls behind")
             if name not in self.failed:
                 worker.put(partial(call, self._trackers[name]), partial(self._ended, name))
         self._report()

@@ -47,7 +47,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
     """Computes the 95 % bootstrap interval of the mean over tasks.
 
     If all values are 0, or all are 1, all resamples have the same mean, which says nothing about other tasks. One end
@@ -57,7 +57,7 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     if array.mean() in (0.0, 1.0):
         missed = float(1 - 0.025 ** (1 / len(array)))
         return (1 - missed, 1.0) if array.any() else (0.0, missed)
-    picks = np.random.default_rng(seed).integers(0, len(array), (BOOTSTRAP_RESAMPLES, len(array)))
+    picks = np.random.default_rng(0).integers(0, len(array), (BOOTSTRAP_RESAMPLES, len(array)))
     low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
 

@@ -20,6 +20,7 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder import tracking
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.runs import launch
@@ -373,11 +374,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_a_tracker_far_behind_is_switched_off_and_its_calls_are_dropped(released: threading.Event) -> None:
+def test_a_tracker_far_behind_is_switched_off_and_its_calls_are_dropped(
+    released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "MAX_WAITING_CALLS", 10)
     notes: list[str] = []
     slow, other = Slow(released), Slow(threading.Event())
     other.released.set()
-    trackers = Trackers({"slow": slow, "other": other}, note=notes.append, max_waiting_calls=10)
+    trackers = Trackers({"slow": slow, "other": other}, note=notes.append)
     trackers.start(RunConfig(workflow="say_yes"), "runs/x")
     for step in range(20):
         trackers.log(step, {"step": float(step)})
