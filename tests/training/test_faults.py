@@ -544,7 +544,7 @@ PLACES = {
     "tokens.jsonl": ("tokens.jsonl", None),
     "first checkpoint": ("step-000002", None),
     "files of the backend": ("step-000004/backend", 2),
-    "manifest": ("step-000004/manifest.json", 2),
+    "manifest": ("step-000004/.manifest.json", 2),
     "buffered groups": ("step-000004/buffer.jsonl", 2),
     "summary.json": ("summary.json", 6),
 }
