@@ -6,7 +6,12 @@ from __future__ import annotations
 def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int, decay_to: float | None) -> float:
     """Computes the learning rate of a step: linear warm-up from 0, then constant, or linear decay over the run.
 
-    ``decay_to`` is the lower limit of the decay, as a share of ``peak``; None keeps the rate constant.
+    Args:
+        step: Optimizer step.
+        total_steps: Steps in the run.
+        peak: Learning rate after warm-up and before decay.
+        warmup_steps: Steps of the warm-up; 0 disables it.
+        decay_to: Lower limit of the decay as a share of ``peak``; None keeps the rate constant.
     """
     rate = peak * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
     if decay_to is None:

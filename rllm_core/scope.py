@@ -25,6 +25,7 @@ class CallTime(NamedTuple):
         kind: ``model``, ``tool`` or ``reward``.
         name: Name of the tool or reward function; empty for the model.
         start: Seconds from the start of the rollout.
+        seconds: Duration.
     """
 
     kind: str

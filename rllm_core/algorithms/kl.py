@@ -19,6 +19,11 @@ def kl_estimate(
 
     With ``x = log(reference / policy)``, clamped to +-20: k1 is ``-x`` (unbiased), k2 is ``x^2 / 2``, and k3 is
     ``e^x - x - 1`` (unbiased and never negative). Source: Schulman, "Approximating KL Divergence" (2020).
+
+    Args:
+        logprobs: ``(tokens,)`` log-probabilities under the policy.
+        reference_logprobs: ``(tokens,)`` log-probabilities under the reference model.
+        estimator: ``k1``, ``k2`` or ``k3``.
     """
     difference = np.asarray(reference_logprobs, np.float64) - logprobs
     x: npt.NDArray[np.float64] = np.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -106,7 +106,12 @@ class Parts:
 
 
 def assemble(config: RunConfig, plugins: PluginManager) -> Parts:
-    """Selects the providers of a run file, and returns the parts from `parts_of`."""
+    """Selects the providers of a run file, and returns the parts from `parts_of`.
+
+    Args:
+        config: Run file, for example from `rllm_core.assembly.resolution.load_run_config`.
+        plugins: Plugin manager that has the providers.
+    """
     return parts_of(providers_of(config, plugins))
 
 

@@ -89,7 +89,12 @@ async def train(
 ) -> dict[str, Any]:
     """Trains in the folder ``path`` and returns the content of its ``summary.json``.
 
-    ``guard`` ends a process that has no other work if its event loop is blocked.
+    Args:
+        assembly: Parts of the run.
+        path: Run folder.
+        resume: Whether to continue the run in the folder.
+        progress: Progress display.
+        guard: Guard that ends the process if its event loop is blocked; None if the process has other work.
 
     Raises:
         Interrupted: After SIGINT, SIGTERM or SIGHUP, and when the budget is spent; the run can be resumed.

@@ -97,8 +97,8 @@ def folder_of(parts: Parts, run_dir: Path | None) -> Path:
 def train(parts: Parts, path: Path, left: list[str], *, resume: bool, owns_process: bool) -> dict[str, Any]:
     """Trains, shows the progress on standard error, and returns the content of ``summary.json``.
 
-    ``left`` receives descriptions of tasks and threads that did not stop. With ``owns_process``, the process exists only
-    for the run, and ends if the event loop blocks.
+    ``left`` receives descriptions of tasks and threads that did not stop. With ``owns_process``, the process exists
+    only for the run, and ends if the event loop blocks.
 
     Raises:
         UserError: See `launch.train`.
