@@ -179,7 +179,10 @@ def _result(run: Path) -> RunResult:
     spent = (summary or {}).get("costs") or _spent(run)
     points = [one for one in (summary or {}).get("validation", ()) if isinstance(one, dict)]
     measure, source, values = None, None, list[float | None]()
-    for name, rows in (("validation", points), ("training", curve)):
+    sources = [("validation", points), ("training", curve)]
+    if len(points) == 1:  # a run stopped before its second validation: the first one would be shown as its result
+        sources.reverse()
+    for name, rows in sources:
         measure = next((each for each in MEASURES if any(row.get(each) is not None for row in rows)), None)
         if measure is not None:
             source, values = name, [row.get(measure) for row in rows]

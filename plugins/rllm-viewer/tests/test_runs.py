@@ -69,6 +69,17 @@ def test_results_come_from_training_steps_until_there_is_a_summary(tmp_path: Pat
     assert (found["fresh"]["steps"], found["fresh"]["measure"], found["fresh"]["first"]) == (0, None, None)
 
 
+def test_a_run_stopped_after_its_first_validation_has_the_result_of_its_steps(tmp_path: Path) -> None:
+    first = [{"step": 0, "reward_mean": 0.1}]
+    run = write_run(tmp_path / "stopped", metrics=metrics(5))
+    finish(run, status="interrupted", validation=first)
+    unstarted = write_run(tmp_path / "unstarted")
+    finish(unstarted, status="failed", validation=first)
+    found = objects(tmp_path)
+    assert (found["stopped"]["source"], found["stopped"]["first"], found["stopped"]["last"]) == ("training", 0.2, 1.0)
+    assert (found["unstarted"]["source"], found["unstarted"]["first"]) == ("validation", 0.1)
+
+
 def test_a_broken_line_of_times_only_hides_what_was_spent(tmp_path: Path) -> None:
     run = write_run(tmp_path / "killed", metrics=metrics(5))
     (run / "timings.jsonl").write_text("{broken\n", encoding="utf-8")
