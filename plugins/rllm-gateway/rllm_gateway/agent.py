@@ -27,7 +27,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.providers import resolve
 from rllm_core.sandbox import Limits, ProcessKeeper
 from rllm_core.services import RewardFunction
-from rllm_core.types import Episode, Task
+from rllm_core.types import Episode, Task, well_formed
 from rllm_core.workflow import Split, WorkflowConfig
 from rllm_gateway.endpoint import Endpoint
 from rllm_gateway.programs import AgentFailed, run_program
@@ -172,7 +172,8 @@ class AgentWorkflow(GatewayWorkflow):
         if self.config.command:
             values = {**row, **_of_endpoint(endpoint), "folder": folder, **OWN_PLACEHOLDERS}
             command = [_filled(part, values) for part in self.config.command]
-            printed = await run_program(command, os.environ | endpoint.env, self._keeper)
+            env = os.environ | endpoint.env
+            printed = await run_program(command, env, self._keeper, mark=endpoint.api_key)
         else:
             printed = await self._call(row, endpoint, folder)
         if not self.config.result_file:
@@ -190,11 +191,12 @@ class AgentWorkflow(GatewayWorkflow):
             if inspect.iscoroutinefunction(function):
                 result = await function(**arguments)
             else:
-                call = functools.partial(contextvars.copy_context().run, functools.partial(function, **arguments))
+                call = functools.partial(contextvars.copy_context().run, _returned, function, arguments)
                 result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
                 if inspect.isawaitable(result):
                     result = await result
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        # An agent may return half a surrogate pair that the model wrote as an escape in the arguments of a tool.
+        return well_formed(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str))
 
     @contextmanager
     def _environment(self, endpoint: Endpoint) -> Iterator[None]:
@@ -301,6 +303,14 @@ def _filled(part: str, values: Mapping[str, Any]) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     return PLACEHOLDER.sub(value_of, part)
+
+
+def _returned(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a function, and returns what it returns."""
+    try:
+        return function(**arguments)
+    except StopIteration as stop:  # no future can carry it: the rollout would wait until its timeout
+        raise RuntimeError("the function raised StopIteration").with_traceback(stop.__traceback__) from stop
 
 
 def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

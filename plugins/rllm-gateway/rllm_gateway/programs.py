@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from rllm_core.engine import Terminated
 from rllm_core.sandbox import ProcessKeeper
@@ -26,13 +27,14 @@ class AgentFailed(Terminated):
         super().__init__(TerminationReason.ERROR, message)
 
 
-async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: ProcessKeeper) -> str:
+async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: ProcessKeeper, *, mark: str) -> str:
     """Runs a program and returns its standard output.
 
     Args:
         command: Program and arguments.
         env: Environment variables.
         keeper: Kills the program if this process dies.
+        mark: Value in ``env`` that no other program has; processes that have left the program's session have it, too.
 
     Raises:
         AgentFailed: If the program cannot be started, ends with an error, or writes too much.
@@ -71,6 +73,7 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
             # Processes left behind would keep calling the model for a rollout that is over.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            _kill_marked(mark.encode())
             code = await process.wait()
             keeper.ended(process.pid)
             await asyncio.wait(reading, timeout=LAST_OUTPUT_SECONDS)
@@ -83,6 +86,19 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
         said = lines[-1].strip() if lines else "it wrote nothing to its standard error"
         raise AgentFailed(f"the agent {ending}: {printable(said)[:500]}")
     return printed.decode(errors="replace")
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kills all processes with a mark in their environment, and those that they start meanwhile. Needs ``/proc``."""
+    killed: set[int] = set()
+    before = -1
+    while len(killed) > before:
+        before = len(killed)
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                if mark in file.read_bytes():
+                    os.kill(int(file.parent.name), signal.SIGKILL)
+                    killed.add(int(file.parent.name))
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from rllm_gateway.programs import AgentFailed
 
 from rllm_core.engine import EngineError, TITOCompleter
 from rllm_core.errors import ConfigError
+from rllm_core.plugins.blame import place_of
 from rllm_core.types import Episode
 
 PROGRAM = """\
@@ -46,8 +47,12 @@ def anything(**given):
     return sorted(given)
 def wrong(question, base_url, colour):
     return ""
+def half(question, base_url):
+    return json.loads('"\\\\ud83d!"')
 def breaks(question, base_url):
     raise KeyError("a bug of the agent")
+def runs_out(question, base_url):
+    return next(iter([]))
 """
 )
 
@@ -114,6 +119,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+async def ended(pid: int) -> None:
+    while is_running(pid):
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -128,7 +138,7 @@ async def test_a_program_that_fails_fails_its_rollout(folder: Path, text: str, s
 
 
 @pytest.mark.parametrize("new_session", [False, True])
-async def test_what_a_program_leaves_behind_is_not_awaited(folder: Path, new_session: bool) -> None:
+async def test_what_a_program_leaves_behind_is_killed_and_not_awaited(folder: Path, new_session: bool) -> None:
     """A server that it has started keeps its standard output open."""
     text = f"""
 import subprocess
@@ -138,12 +148,10 @@ open({str(folder / "child")!r}, "w").write(str(child.pid))
 """
     [episode] = await play(folder, **program(text, "{question}"))
     assert episode.is_correct
-    if new_session:
-        os.kill(int((folder / "child").read_text()), 9)
+    await ended(int((folder / "child").read_text()))
     with pytest.raises(AgentFailed, match="exited with 1: bad"):
         await play(folder, **program(text + "sys.exit('bad')", "{question}"))
-    if new_session:
-        os.kill(int((folder / "child").read_text()), 9)
+    await ended(int((folder / "child").read_text()))
 
 
 async def test_a_program_that_is_not_there_is_named(
@@ -210,8 +218,7 @@ child.wait()"""
     with pytest.raises(asyncio.CancelledError):
         await playing
     for pid in map(int, pids.read_text().split()):
-        while is_running(pid):
-            await asyncio.sleep(0.01)
+        await ended(pid)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +226,7 @@ child.wait()"""
     [
         ("solve", None),
         ("in_environment", None),
+        ("half", r"\ud83d!"),
         ("later", {"row": {"id": "row0", "question": "say 0", "answer": "said 0"}, "key": True}),
         (
             "anything",
@@ -232,7 +240,8 @@ async def test_a_function_gets_what_it_has_parameters_for(folder: Path, name: st
     if result is None:
         assert episode.is_correct
     else:
-        assert json.loads(episode.metadata["result"]) == result
+        found = episode.metadata["result"]
+        assert (found if isinstance(result, str) else json.loads(found)) == result
     if name != "solve":
         assert dict(os.environ) == before
     os.environ.pop("OPENAI_BASE_URL", None)
@@ -243,9 +252,15 @@ async def test_rollouts_do_not_share_an_environment(folder: Path) -> None:
         await play(folder, rollouts=2, function=f"{folder / 'agents.py'}:waits")
 
 
-async def test_a_bug_of_the_function_is_its_own(folder: Path) -> None:
-    with pytest.raises(KeyError, match="a bug of the agent"):
-        await play(folder, function=f"{folder / 'agents.py'}:breaks")
+@pytest.mark.parametrize(
+    ("name", "kind", "said"), [("breaks", KeyError, "a bug of the agent"), ("runs_out", RuntimeError, "StopIteration")]
+)
+async def test_a_bug_of_the_function_is_its_own(folder: Path, name: str, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said) as error:
+        await asyncio.wait_for(play(folder, function=f"{folder / 'agents.py'}:{name}"), 60)
+    place = place_of(error.value)
+    assert place is not None
+    assert place.function == name
 
 
 @pytest.mark.parametrize(
