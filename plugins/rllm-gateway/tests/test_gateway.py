@@ -324,6 +324,7 @@ async def test_when_a_rollout_ends_its_calls_end_and_its_secret_is_void() -> Non
         ({"messages": [USER], "tools": [{"type": "web_search"}]}, "must execute its tools itself"),
         ({"messages": [USER], "tools": 3}, "tools must be a list"),
         ({"messages": [USER], "logit_bias": {"1": 2}}, "logit_bias is not supported"),
+        ({"messages": [USER], "functions": [{"name": "add"}]}, "functions is not supported: send them as tools"),
         ({"messages": [USER], "response_format": {"type": "json_object"}}, "cannot be honored"),
         ({"messages": [USER], "tool_choice": "required", "tools": TOOLS}, "cannot be honored"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]}, "needs a function with a name"),

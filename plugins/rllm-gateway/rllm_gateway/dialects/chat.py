@@ -40,6 +40,8 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
     fields.decided_by_run(body, *SET_BY_RUN)
     if body.get("logit_bias"):
         raise BadRequest("logit_bias is not supported")
+    if body.get("functions"):  # ignored, they would be missing from the prompt without a word
+        raise BadRequest("functions is not supported: send them as tools")
     form = body.get("response_format")
     if isinstance(form, Mapping) and form.get("type") not in (None, "text"):
         fields.not_honored("response_format", form.get("type"))
