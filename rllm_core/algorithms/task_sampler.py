@@ -28,7 +28,7 @@ class GroupResult:
             again.
         reason: Reason of the outcome, as in the rollout accounting.
         solved: Share of the group's rollouts that are correct; None if the workflow does not determine this.
-        rewards: ``(rollouts,)`` total reward of each rollout that has one.
+        rewards: ``(rollouts,)`` reward of each rollout that has one: the mean of its trajectories.
         weight_version: Oldest weight version that sampled any of the group's tokens.
         step: Optimizer steps done when the sampler gets the result.
     """

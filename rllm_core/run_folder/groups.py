@@ -67,9 +67,8 @@ class RecordedRollout:
 
     @property
     def reward(self) -> float | None:
-        """Sum of the rewards of all its trajectories; None if they have none."""
-        rewards = [trajectory.total_reward for trajectory in self.episode.trajectories if trajectory.has_reward]
-        return sum(rewards) if rewards else None
+        """Mean total reward of its trajectories; None if they have none."""
+        return mean([trajectory.total_reward for trajectory in self.episode.trajectories if trajectory.has_reward])
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class IndexedGroup:
         step: See `RecordedGroup`, also for attributes that are not listed here.
         task: Id of the group's task.
         kept: Why the group was recorded, such as ``best``.
-        rewards: ``(rollouts,)`` total reward of each rollout's trajectories; None for a rollout without rewards.
+        rewards: ``(rollouts,)`` mean total reward of each rollout's trajectories; None for a rollout without rewards.
         solved: ``(rollouts,)`` whether each rollout is correct; None where unknown.
     """
 

@@ -35,7 +35,8 @@ class ValidationResult:
         weight_version: Weight version that was measured.
         rollouts: Successful rollouts.
         failed: Failed rollouts; excluded from the fields below.
-        reward_mean: Mean total reward; None if no rollout succeeded or there are no rewards.
+        reward_mean: Mean over rollouts of the mean total reward of their trajectories; None if no rollout succeeded or
+            there are no rewards.
         solved: Share of rollouts that are correct; None if the workflow does not set ``is_correct``.
         nll_per_token: Mean negative log-likelihood of the target tokens, in nats; None if there are none.
         metrics: Means of the workflow's metrics (`rllm_core.types.Episode.metrics`), each over rollouts that have it.

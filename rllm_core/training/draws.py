@@ -10,6 +10,7 @@ from typing import Any
 from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, check_same_tasks, checked_positions
 from rllm_core.returned_values import checked, finite_numbers, json_object
 from rllm_core.training.group import Group
+from rllm_core.training.validation import rewards_of
 from rllm_core.types import Task
 
 
@@ -59,11 +60,7 @@ class TaskDraws:
 
     def ended(self, group: Group, outcome: Outcome, reason: str) -> None:
         """Keeps the result of a group that will not be started again."""
-        rewards = [
-            sum(trajectory.total_reward for trajectory in rewarded)
-            for episode in group.episodes
-            if (rewarded := [one for one in episode.trajectories if one.trainable and one.has_reward])
-        ]
+        rewards = rewards_of(group.episodes)
         judged = [episode.is_correct for episode in group.episodes if episode.is_correct is not None]
         self._results.append(
             GroupResult(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -61,9 +62,9 @@ def plan(tasks: Sequence[Task], rollouts: int, *, samples: bool) -> list[tuple[T
 
 
 def rewards_of(episodes: Sequence[Episode]) -> list[float]:
-    """Returns the total rewards of the episodes that have any."""
+    """Returns the mean total reward of the trainable trajectories of each episode that has any."""
     rewarded = [[t.total_reward for t in e.trajectories if t.trainable and t.has_reward] for e in episodes]
-    return [sum(rewards) for rewards in rewarded if rewards]
+    return [fmean(rewards) for rewards in rewarded if rewards]
 
 
 def written_samples(episodes: Sequence[Episode]) -> list[TrainingSample]:

@@ -113,7 +113,7 @@ def of_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     for outcome in outcomes:
         known = [part.reward for part in outcome.parts or () if part.reward is not None]
         if known:
-            rewards.append(math.fsum(known))
+            rewards.append(math.fsum(known) / len(known))
     return {
         "reward_mean": mean(rewards),
         "solved": mean([outcome.is_correct for outcome in outcomes if outcome.is_correct is not None]),

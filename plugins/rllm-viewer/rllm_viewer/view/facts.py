@@ -6,6 +6,7 @@ It decodes only the fields that it needs, so that indexing a long run takes seco
 from __future__ import annotations
 
 import re
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -191,7 +192,7 @@ def _facts(read: _Rollout, group: _Line) -> ListedRollout:
     calls = [call.function.name for step in steps for call in step.response.tool_calls or ()]
     return ListedRollout(
         index=episode.rollout_index,
-        reward=sum(rewards) if rewards else None,
+        reward=fmean(rewards) if rewards else None,
         solved=episode.is_correct,
         end=episode.termination_reason,
         outcome=read.outcome or group.outcome,
