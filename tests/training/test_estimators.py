@@ -167,6 +167,27 @@ def test_each_role_is_credited_by_its_own_estimator(run_scripted: RunScripted, m
 
 
 @pytest.mark.slow
+def test_validations_have_the_mean_reward_of_trajectories_as_training_has(run_scripted: RunScripted) -> None:
+    def prepare(assembly: Parts) -> None:
+        play = assembly.workflow.run
+
+        async def run(task: Any, completer: Any) -> Episode:
+            episodes = [await play(task, completer), await play(task, completer.fork())]
+            rewards = {"solver": 3.0, "judge": 1.0}
+            parts = [
+                Trajectory(role=role, steps=episode.trajectories[0].steps, reward=reward)
+                for episode, (role, reward) in zip(episodes, rewards.items(), strict=True)
+            ]
+            return Episode(task_id=task.task_id, trajectories=parts)
+
+        assembly.workflow.run = run  # type: ignore[method-assign]
+
+    run = run_scripted(prepare=prepare)
+    assert {row["reward_mean"] for row in run.lines("metrics")} == {2.0}
+    assert {validation["reward_mean"] for validation in run.summary["validation"]} == {2.0}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])  # one number per step and one per token
 def test_a_weight_scales_the_advantages_of_its_role_only(run_scripted: RunScripted, name: str) -> None:
     watched = Watched()
