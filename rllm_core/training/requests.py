@@ -25,6 +25,9 @@ ANSWERS_PER_ROUND = 128
 # How long a lockstep batch waits for rollouts that wait for something unknown, and for those that start or call a tool.
 LOCKSTEP_GRACE_SECONDS = 0.02
 LOCKSTEP_OUTSIDE_SECONDS = 2.0
+# Rounds of the event loop that the batch waits besides: on a busy machine, the time may pass while a rollout that waits
+# for nothing got no turn.
+LOCKSTEP_GRACE_ROUNDS = 100
 
 
 @types.coroutine
@@ -148,7 +151,7 @@ class RequestMerger:
         self.is_starting: Callable[[], bool] = lambda: False
         self.running_calls: set[asyncio.Task[None]] = set()
         self._scheduled: asyncio.Handle | None = None
-        self._grace: asyncio.TimerHandle | None = None
+        self._grace: asyncio.Handle | None = None
 
     def source(self) -> TokenSource:
         """Returns the token source of one rollout."""
@@ -237,13 +240,15 @@ class RequestMerger:
             until = loop.time() + LOCKSTEP_OUTSIDE_SECONDS
             self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
 
-    def _grace_over(self, until: float) -> None:
+    def _grace_over(self, until: float, rounds: int = LOCKSTEP_GRACE_ROUNDS) -> None:
         self._grace = None
         if not self._pending or self.running_calls or not self._is_settled():
             return
         loop = asyncio.get_running_loop()
         if (self._outside() or self.is_starting()) and loop.time() < until:
             self._grace = loop.call_later(LOCKSTEP_GRACE_SECONDS, self._grace_over, until)
+        elif rounds:
+            self._grace = loop.call_soon(self._grace_over, until, rounds - 1)
         else:
             self._flush()
 

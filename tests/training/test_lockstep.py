@@ -12,6 +12,7 @@ import pytest
 from benchmarks import virtual_clock
 from rllm_core.config import RolloutConfig
 from rllm_core.engine import TokenSource
+from rllm_core.training import requests
 from rllm_core.training.requests import RequestMerger
 from rllm_core.types import SamplingParams, TokenOutput
 from rllm_devkit.scripted import ScriptedEngine
@@ -42,6 +43,24 @@ def test_lockstep_waits_for_every_running_rollout() -> None:
         await third  # a rollout that waits for something else delays the others by the grace time only
 
     asyncio.run(run())
+
+
+def test_lockstep_waits_for_a_rollout_that_had_no_turn_while_the_time_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as on a busy machine: the rollout waits for nothing but the event loop."""
+    monkeypatch.setattr(requests, "LOCKSTEP_GRACE_SECONDS", 0.0)
+
+    async def run() -> int:
+        engine = ScriptedEngine()
+        merger = RequestMerger(engine, RolloutConfig(), lockstep=True)
+        merger.rollout_started()
+        merger.rollout_started()
+        first = ask(merger, [1], 0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await asyncio.gather(first, ask(merger, [1], 1))
+        return engine.calls
+
+    assert asyncio.run(run()) == 1
 
 
 @pytest.mark.parametrize(("outside", "waited"), [(0, 0.02), (1, 2.0)])
