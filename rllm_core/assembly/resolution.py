@@ -161,6 +161,8 @@ def resolve_run(
     resolved = _with_sections(selected, whole, asked_for=tables.keys() | given.keys())
     notes = [f"workflow {config.workflow!r}: {preset.reason}"] if preset.reason else []
     notes += host_notes(resolved.config, workflow.record)
+    unused = sorted((tables.keys() | given.keys()) & resolved.config.plugins.keys() - dict(resolved.with_sections()))
+    notes += [f"[{key}] has no effect, because this run uses no {key}" for key in unused]
     return replace(resolved, notes=tuple(notes), sources=sources)
 
 

@@ -87,3 +87,9 @@ def test_a_price_of_a_kind_that_the_core_does_not_know_is_noted(dry_run: Any) ->
     notes = [note for note in json.loads(dry_run("--json", *prices))["notes"] if "costs.prices" in note]
     assert len(notes) == 1
     assert notes[0].startswith("costs.prices.samplings ")
+
+
+def test_a_section_that_the_run_does_not_use_is_noted(dry_run: Any) -> None:
+    options = ("-o", "dataset.solved_at=0.5", "-o", "sort.length=4", "-o", "local.threads=1")
+    notes = [note for note in json.loads(dry_run("--json", *options))["notes"] if "has no effect" in note]
+    assert [note.split()[0] for note in notes] == ["[dataset]"]
