@@ -226,7 +226,7 @@ def test_a_workflow_decides_what_is_compared_in_both_modes(
 @pytest.mark.slow
 def test_a_group_without_a_name_ends_the_run(run_scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedWorkflow, "group_of", lambda *_: None)
-    run = run_scripted()
+    run = run_scripted("rollout.quarantine_after_groups=1")
     assert isinstance(run.error, RunError)
     assert "group_of() returned None; return a name, such as trajectory.role" in str(run.error)
     assert run.summary["retries"] == 0

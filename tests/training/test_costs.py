@@ -415,7 +415,8 @@ def test_a_scorer_that_costs_too_much_ends_the_run_within_a_group(run_scripted: 
         "    async def score(self, group, services):\n"
         "        Dear.groups += 1\n"
         "        for _ in range(10):\n"
-        "            await asyncio.sleep(0.001)\n"
+        "            for _ in range(50):\n"  # more rounds of the event loop than a run needs to stop
+        "                await asyncio.sleep(0)\n"
         "            services.count(prompt_tokens=1000 if Dear.groups > 9 else 1, completion_tokens=100)\n"
         "        return {e.rollout_id: e.trajectories[0].total_reward for e in group.episodes}\n"
     )
