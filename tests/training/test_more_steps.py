@@ -26,7 +26,7 @@ ENTROPY = ("algorithm.entropy_coefficient=0.1", "algorithm.entropy_coefficient_f
     [
         ("scripted", 3, ()),
         ("scripted_colocated", 3, ("training.checkpoint_every_steps=2", "training.validate_every_steps=2")),
-        ("scripted", 4, ("training.trigger_parameter_sync_step=2",)),
+        ("scripted_colocated", 4, ("training.trigger_parameter_sync_step=2",)),
         ("scripted", 3, ("algorithm.entropy_coefficient=0.1", "algorithm.entropy_coefficient_final=0.1")),
         ("scripted", 0, ()),
     ],

@@ -307,7 +307,7 @@ def score_answer(answer: str, display: str, is_right: bool) -> float:
 
 
 def run_file() -> dict[str, Any]:
-    """Returns settings for backend ``local``; every tried seed learned in under a minute on one CPU core."""
+    """Returns settings for backend ``local``; every tried seed learned in about a minute on one CPU core."""
     return {
         "training": {"steps": 200, "groups_per_step": 16, "rollouts_per_group": 8},
         "rollout": {"max_response_tokens": 20},
@@ -318,7 +318,7 @@ def run_file() -> dict[str, Any]:
             "entropy_coefficient_final": 0.0,
         },
         "optimizer": {
-            "learning_rate": 3e-3,
+            "learning_rate": 2e-3,  # with 3e-3, one of six seeds called a single operator for every question
             "schedule": "linear",
             "warmup_steps": 5,
             "final_learning_rate_fraction": 0.1,
