@@ -19,7 +19,7 @@ from verl_runs import ASYNCHRONOUS, GREATEST_GAP_LEARNT, Trained, verify
 
 from rllm_core.types import Episode
 
-STEPS = 25
+STEPS = 30
 # Required increase of the mean reward from the first 10 to the last 10 steps, set before the first run. Chance moves
 # such a mean of 1280 rewards by about 0.01.
 MARGIN = 0.1
