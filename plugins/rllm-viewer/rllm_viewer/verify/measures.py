@@ -109,13 +109,9 @@ def _of_trajectories(groups: Sequence[GroupRecord]) -> dict[str, Any]:
 
 def of_validation(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Computes the fields of a validation that follow from its episodes."""
-    rewards = []
-    for outcome in outcomes:
-        known = [part.reward for part in outcome.parts or () if part.reward is not None]
-        if known:
-            rewards.append(math.fsum(known) / len(known))
+    rewards = [mean([part.reward for part in one.parts or () if part.reward is not None]) for one in outcomes]
     return {
-        "reward_mean": mean(rewards),
+        "reward_mean": mean([reward for reward in rewards if reward is not None]),
         "solved": mean([outcome.is_correct for outcome in outcomes if outcome.is_correct is not None]),
     }
 
