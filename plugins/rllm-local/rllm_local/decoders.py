@@ -19,6 +19,9 @@ from rllm_local.vision import ImageSource, Placement, Vision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+PROBE_TOLERANCE = 0.1
+"""Of log-probabilities, in standard deviations of the logits; rounding to bfloat16 changes less, wrong states more."""
+
 
 class Decoder(Protocol):
     """A forward pass with a key-value cache."""
@@ -169,10 +172,26 @@ class TransformersDecoder:
 
     def select(self, rows: torch.Tensor) -> None:
         """See `Decoder`."""
-        self._cache.batch_select_indices(rows)
+        states: Any = self._cache
+        states.reorder_cache(rows)  # Layers of linear attention have no `batch_select_indices`.
         self._attention_mask = self._attention_mask[rows]
         if self._behind is not None:
             self._behind = self._behind[rows]
+
+    @torch.no_grad()
+    def agrees_with_itself(self, vocabulary_size: int) -> bool:
+        """Returns whether padding and cache of this model give the logits of a forward pass without either."""
+        whole = torch.arange(8, device=self._model.device)[None] * 7919 % vocabulary_size
+        none = whole.new_zeros(1)
+        plain = torch.cat([self.logits(part, none, 1)[:, 0] for part in (whole[:, :3], whole[:, :6], whole)])
+        short = torch.nn.functional.pad(whole[:, :3], (3, 0))
+        found = [self.prefill(torch.cat([short, whole[:, :6]]), torch.tensor([3, 0], device=whole.device))]
+        self.select(torch.tensor([1, 1], device=whole.device))
+        for token in whole[0, 6:]:
+            last = self.step(token.expand(2))
+        self.release()
+        errors = (torch.cat([*found, last[:1]]).log_softmax(-1) - plain.log_softmax(-1)).abs()
+        return bool((errors <= PROBE_TOLERANCE * plain.std(-1, keepdim=True)).all())
 
     def release(self) -> None:
         """See `Decoder`."""

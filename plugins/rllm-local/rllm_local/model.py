@@ -232,6 +232,9 @@ def make_decoder(
         shares_weights: Whether the decoder may run ``model`` itself instead of a copy: nothing is sampled during
             training, and every optimizer step goes live at once.
         images: Source of images; None for text only.
+
+    Raises:
+        ConfigError: If transformers' decoder is needed, and disagrees with a forward pass without its cache.
     """
     dtype, of_training = compute_dtype(config), autocast_dtype(config)
     if FusedDecoder.supports(model):
@@ -247,7 +250,13 @@ def make_decoder(
                 if fused.agrees_with(reference, vocabulary_size(model)):
                     return fused
             logger.warning(f"the {kind.title} disagrees with transformers on this model, so it is not used")
-    return TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=of_training)
+    decoder = TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=of_training)
+    if not decoder.agrees_with_itself(vocabulary_size(model)):
+        raise ConfigError(
+            f"model.path: backend local cannot sample from models of type {model.config.model_type!r}, because "
+            "transformers computes other logits with its cache than without; use a model with attention"
+        )
+    return decoder
 
 
 def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | None:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from rllm_core.types import Floats, PlacedMedia, TokenIds, TrainingSample
 from rllm_local.vision import Placement
 
 QUADRATIC_FROM_TOKENS = 1024
+WINDOWS = ("sliding_window", "window_size", "attention_window_size")
+"""Names of the window in configurations without ``layer_types``, such as those of Mistral and GPT-Neo."""
 PlanarPositions = Callable[[TrainingSample], npt.NDArray[np.int64]]
 """Maps a sample to its positions, ``(3, tokens)``."""
 
@@ -89,7 +92,19 @@ class MicroBatch:
     sample_tokens: list[int]
 
 
-def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cost: float) -> list[Row]:
+def tree_tokens(config: Any) -> float:
+    """Returns how many tokens a row with branches may have in a model with this configuration; 0 if none.
+
+    The mask of such a row says which tokens a position sees, and knows no windows of attention.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds:
+        return math.inf if kinds == {"full_attention"} else 0
+    windows = [getattr(config, name, None) for name in WINDOWS]
+    return min((window for window in windows if isinstance(window, int)), default=math.inf)
+
+
+def rows_of(samples: Sequence[TrainingSample], *, longest_tree: float, pair_cost: float) -> list[Row]:
     """Assigns samples to rows, plain rows first and shorter rows before longer ones.
 
     Samples with the same first prompt (of P tokens) may share rows. If each adds L tokens of its own, a row of n costs
@@ -98,12 +113,15 @@ def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cos
 
     Args:
         samples: Samples of one pass.
-        share_prefixes: Whether rows may hold several samples.
+        longest_tree: Maximum number of tokens of a row with several samples; 0 for one sample per row.
         pair_cost: Cost of one attention pair relative to one token's matrix products.
     """
-    if not share_prefixes:
-        rows = [Row((index,), (0,), len(sample.token_ids) - 1) for index, sample in enumerate(samples)]
-        return sorted(rows, key=lambda row: row.tokens)
+
+    def alone(index: int) -> Row:
+        return Row((index,), (0,), len(samples[index].token_ids) - 1)
+
+    if not longest_tree:
+        return sorted(map(alone, range(len(samples))), key=lambda row: row.tokens)
     groups: dict[tuple[bytes, tuple[PlacedMedia, ...]], list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
         # Equal placeholders may represent different images, so only samples with the same images share prefixes.
@@ -121,7 +139,10 @@ def rows_of(samples: Sequence[TrainingSample], *, share_prefixes: bool, pair_cos
         for start, stop in pairwise(bounds):
             common = (0, *shared[start + 1 : stop])
             tokens = sum(len(read[i]) - c for i, c in zip(members[start:stop], common, strict=True))
-            rows.append(Row(tuple(members[start:stop]), common, tokens))
+            if tokens <= longest_tree:
+                rows.append(Row(tuple(members[start:stop]), common, tokens))
+            else:
+                rows += map(alone, members[start:stop])
     return sorted(rows, key=lambda row: (row.is_tree, row.tokens))
 
 

@@ -6,6 +6,7 @@ only at its end, when they divide the accumulated gradient. Dividing a step into
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,19 @@ from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
 from rllm_local.head import Head
-from rllm_local.model import trained_parameters
-from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of
+from rllm_local.model import trained_parameters, vocabulary_size
+from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of, tree_tokens
 from rllm_local.vision import Vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rllm_core.config import KLConfig, OptimizerConfig
+
+logger = logging.getLogger(__name__)
+
+EXACT_TREE_TOLERANCE = 1e-4
+ROUNDED_TREE_TOLERANCE = 0.25  # of log-probabilities from bfloat16 or TF32
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,11 @@ class LocalTrainer:
             fused=True,
         )
         self._pair_cost = _pair_cost(self.model)
-        text_config: Any = self.model.config.get_text_config()
-        self._full_attention = all(kind == "full_attention" for kind in getattr(text_config, "layer_types", None) or ())
         self._head = Head(self.model, self.temperature, self.autocast_dtype)
+        text_config: Any = self.model.config.get_text_config()
+        self._longest_tree = tree_tokens(text_config) if self.share_prefixes else 0
+        if self._longest_tree and not self._reads_trees():
+            self._longest_tree = 0
 
     @property
     def device(self) -> torch.device:
@@ -128,8 +136,40 @@ class LocalTrainer:
         return self._laid_out(samples)
 
     def _laid_out(self, samples: Sequence[TrainingSample]) -> LocalBatch:
-        share = self.share_prefixes and self._full_attention
-        return LocalBatch(samples, rows_of(samples, share_prefixes=share, pair_cost=self._pair_cost))
+        return LocalBatch(samples, rows_of(samples, longest_tree=self._longest_tree, pair_cost=self._pair_cost))
+
+    def _reads_trees(self) -> bool:
+        """Returns whether two samples get the same numbers in one row as in rows of their own.
+
+        They do if all layers are attention that respects mask and positions. They do not with biases by column,
+        convolutions or recurrent states.
+        """
+        ids = np.arange(12) * 7919 % vocabulary_size(self.model)
+        samples = [
+            TrainingSample(
+                group_id=0,
+                rollout_id="probe",
+                token_ids=np.concatenate([ids[:6], tail]),
+                turn_spans=((6, 9),),
+                logprobs=None,
+                advantages=np.zeros(3, np.float32),
+                weight_versions=(0,),
+            )
+            for tail in (ids[6:9], ids[9:12])
+        ]
+        try:
+            tree, plain = (
+                np.concatenate(self._logprobs(samples, rows_of(samples, longest_tree=longest, pair_cost=1e-9)))
+                for longest in (sum(len(sample.token_ids) for sample in samples), 0)
+            )
+        except Exception as error:
+            logger.warning(f"prefixes are not shared in training: the model rejects the mask of shared rows ({error})")
+            return False
+        is_exact = self.autocast_dtype is None and torch.get_float32_matmul_precision() == "highest"
+        if np.allclose(tree, plain, rtol=0, atol=EXACT_TREE_TOLERANCE if is_exact else ROUNDED_TREE_TOLERANCE):
+            return True
+        logger.warning("prefixes are not shared in training: layers of this model ignore the mask of shared rows")
+        return False
 
     def forward_backward(self, batch: LocalBatch, entropy_coefficient: float) -> None:
         """Adds the gradient of the summed losses of one pass."""
@@ -211,11 +251,14 @@ class LocalTrainer:
         sequences = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
         return LossInputs(logprobs, old, advantages, sequences, len(counts)), weights
 
-    @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[Floats]:
         """Returns the log-probabilities of each sample's sampled tokens, ``(sampled_tokens,)``."""
+        return self._logprobs(samples, self._laid_out(samples).rows)
+
+    @torch.no_grad()
+    def _logprobs(self, samples: Sequence[TrainingSample], rows: list[Row]) -> list[Floats]:
         result: list[Any] = [None] * len(samples)
-        for micro in self._micro_batches(self._laid_out(samples)):
+        for micro in self._micro_batches(LocalBatch(samples, rows)):
             values = self._numbers(micro, entropy=False)[0].cpu()
             for index, part in zip(micro.samples, torch.split(values, micro.sample_tokens), strict=True):
                 result[index] = part.numpy()

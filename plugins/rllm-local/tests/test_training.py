@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,8 +177,8 @@ def test_logprobs_of_every_token(trainer: Callable[..., LocalTrainer], samples: 
 
 
 def test_prefixes_are_encoded_once(samples: list[TrainingSample]) -> None:
-    shared = rows_of(samples, share_prefixes=True, pair_cost=1e-3)
-    plain = rows_of(samples, share_prefixes=False, pair_cost=1e-3)
+    shared = rows_of(samples, longest_tree=math.inf, pair_cost=1e-3)
+    plain = rows_of(samples, longest_tree=0, pair_cost=1e-3)
     assert sorted(i for row in shared for i in row.samples) == list(range(len(samples)))
     assert sum(row.tokens for row in plain) == sum(len(s.token_ids) - 1 for s in samples)
     group = next(row for row in shared if 0 in row.samples)
@@ -200,7 +201,7 @@ def test_long_answers_are_not_packed() -> None:
         )
         for i in range(8)
     ]
-    rows = rows_of(long, share_prefixes=True, pair_cost=1 / 100)
+    rows = rows_of(long, longest_tree=math.inf, pair_cost=1 / 100)
     assert [row.is_tree for row in rows] == [False] * 8
 
 
@@ -223,7 +224,7 @@ def test_the_tree_shows_every_token_its_own_past(data: st.DataObject) -> None:
                     weight_versions=(0,),
                 )
             )
-    rows = rows_of(samples, share_prefixes=True, pair_cost=data.draw(st.sampled_from([1e-6, 0.1, 10.0])))
+    rows = rows_of(samples, longest_tree=math.inf, pair_cost=data.draw(st.sampled_from([1e-6, 0.1, 10.0])))
     seen = []
     for micro in micro_batches(samples, rows, max_tokens=data.draw(st.integers(1, 60)), device=CPU):
         flat, width = micro.token_ids.flatten(), micro.token_ids.shape[1]

@@ -110,7 +110,7 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
     """Returns the ids that end a turn: the tokenizer's end of sequence, then those of ``generation_config.json``.
 
     Raises:
-        ConfigError: If no token ends a turn.
+        ConfigError: If no token ends a turn, or the tokenizer does not have one that does.
     """
     from transformers.utils.hub import cached_file
 
@@ -132,6 +132,11 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
         raise ConfigError(
             f"model {path!r} has no token that ends a turn: neither its tokenizer nor its generation_config.json "
             "names an end of sequence"
+        )
+    if unknown := [stop for stop in ids if stop < 0 or tokenizer.convert_ids_to_tokens(stop) is None]:
+        raise ConfigError(
+            f"generation_config.json of model {path!r} ends a turn with tokens {unknown}, which its tokenizer does not "
+            "have: correct eos_token_id in that file"
         )
     return ids
 

@@ -54,6 +54,10 @@ def with_garbled_generation_config(folder):
     (folder / "generation_config.json").write_text("{")
 
 
+def with_a_stop_that_is_no_token(folder):
+    edit(folder / "generation_config.json", eos_token_id=[2, 151329])
+
+
 def with_a_list_for_a_generation_config(folder):
     (folder / "generation_config.json").write_text("[]")
 
@@ -78,6 +82,7 @@ def with_code_of_its_own(folder):
         (without_template, "has no chat template"),
         (without_stops, "has no token that ends a turn"),
         (with_garbled_generation_config, "generation_config.json of model .* cannot be read"),
+        (with_a_stop_that_is_no_token, r"ends a turn with tokens \[151329\], which its tokenizer does not have"),
         (with_a_list_for_a_generation_config, "generation_config.json of model .* cannot be read"),
         (without_files, "has neither tokenizer.json nor tokenizer_config.json; use the folder that has them"),
     ],

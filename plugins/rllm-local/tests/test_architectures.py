@@ -1,0 +1,182 @@
+"""Architectures beyond the usual ones: the same numbers in sampling, in training and in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rllm_local.config import LocalConfig
+from rllm_local.decoders import TransformersDecoder
+from rllm_local.fused import FusedDecoder
+from rllm_local.model import make_decoder, use_matching_attention
+from rllm_local.training import LocalTrainer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rllm_core.algorithms.aggregation import Aggregation
+from rllm_core.builtin.losses import ReinforceLoss
+from rllm_core.config import OptimizerConfig
+from rllm_core.errors import ConfigError
+from rllm_core.types import TrainingSample
+
+WINDOW = 16
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+SHARING: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "OPT": {"ffn_dim": 64},
+}
+"""Architectures whose samples share prefixes in training, and what their configurations need beyond `SHAPE`."""
+WINDOWED: dict[str, dict[str, Any]] = {
+    "Mistral": {"sliding_window": WINDOW},
+    "Starcoder2": {"sliding_window": WINDOW, "use_sliding_window": True},
+    "GPTNeo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+}
+"""Architectures whose configurations have a window, but no ``layer_types``."""
+SEPARATE: dict[str, dict[str, Any]] = {
+    "Bloom": {"n_layer": 2, "n_head": 4},
+    "Gemma2": {"sliding_window": WINDOW, "head_dim": 8},
+    "Jamba": {"num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "Qwen3Next": {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+"""Architectures with windows by layer, biases by column, convolutions or recurrent states."""
+ALL = SHARING | WINDOWED | SEPARATE
+REJECTED: dict[str, dict[str, Any]] = {"Mamba": {"state_size": 8}}
+"""Architectures that transformers decodes with other numbers in padded batches."""
+
+
+def model_of(architecture: str) -> PreTrainedModel:
+    """Returns a random model whose layers differ enough for wrong masks to show."""
+    config = getattr(transformers, f"{architecture}Config")(**SHAPE | (ALL | REJECTED)[architecture])
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    use_matching_attention(model, "highest")
+    return model.eval()
+
+
+def trainer_of(architecture: str) -> LocalTrainer:
+    return LocalTrainer(
+        model=model_of(architecture),
+        loss=ReinforceLoss(),
+        aggregation=Aggregation("token_mean"),
+        temperature=1.0,
+        optimizer_config=OptimizerConfig(learning_rate=1e-3),
+        share_prefixes=True,
+        max_batch_tokens=4096,
+    )
+
+
+def group(prompt: int, *completions: int) -> list[TrainingSample]:
+    """Returns samples with one prompt of that many tokens, and completions of those lengths."""
+    rng = np.random.default_rng(0)
+    start = rng.integers(0, 256, prompt)
+    return [
+        TrainingSample(
+            group_id=0,
+            rollout_id=str(index),
+            token_ids=np.concatenate([start, rng.integers(0, 256, length)]),
+            turn_spans=((prompt, prompt + length),),
+            logprobs=None,
+            advantages=np.ones(length),
+            weight_versions=(0,),
+        )
+        for index, length in enumerate(completions)
+    ]
+
+
+GROUPS: dict[str, Callable[[], list[TrainingSample]]] = {
+    "short": lambda: group(4, 3, 3, 2),
+    "beyond the window": lambda: group(20, 6, 6, 3),
+    "long": lambda: group(10, 150, 140, 30),
+}
+
+
+@torch.no_grad()
+def plain_logprobs(model: Any, sample: TrainingSample) -> np.ndarray:
+    """Returns the log-probabilities of the completion by transformers, alone and without a cache."""
+    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+    logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    prompt = sample.turn_spans[0][0]
+    found: np.ndarray = logprobs.gather(1, ids[0, 1:, None])[prompt - 1 :, 0].numpy()
+    return found
+
+
+@pytest.mark.parametrize("lengths", GROUPS)
+@pytest.mark.parametrize("architecture", ALL)
+def test_training_computes_the_logprobs_of_transformers(architecture: str, lengths: str) -> None:
+    trainer, samples = trainer_of(architecture), GROUPS[lengths]()
+    for found, sample in zip(trainer.logprobs(samples), samples, strict=True):
+        assert np.abs(found - plain_logprobs(trainer.model, sample)).max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_prefixes_are_shared_where_that_changes_no_number(architecture: str) -> None:
+    rows = trainer_of(architecture).batch(GROUPS["short"](), skip_zero_advantages=False).rows
+    assert any(row.is_tree for row in rows) == (architecture not in SEPARATE)
+
+
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_rows_beyond_the_window_share_nothing(architecture: str) -> None:
+    rows = trainer_of(architecture).batch(GROUPS["beyond the window"](), skip_zero_advantages=False).rows
+    assert not any(row.is_tree for row in rows)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+@torch.inference_mode()
+def test_sampling_computes_the_logits_of_transformers(architecture: str) -> None:
+    model: Any = model_of(architecture)
+    decoder = TransformersDecoder(model, shared=True)
+    short, long = (torch.from_numpy(s.token_ids.astype(np.int64)) for s in group(14, 2, 10))
+    prompts = torch.stack([torch.nn.functional.pad(short, (len(long) - len(short), 0)), long])
+    first = decoder.prefill(prompts, torch.tensor([len(long) - len(short), 0]))
+    decoder.select(torch.tensor([1, 0, 1]))
+    tokens = torch.tensor([5, 6, 7])
+    second = decoder.step(tokens)
+    decoder.select(torch.tensor([1, 2]))
+    third = decoder.step(torch.tensor([8, 9]))
+
+    def plain(*ids: torch.Tensor | list[int]) -> torch.Tensor:
+        row = torch.cat([torch.as_tensor(part) for part in ids])
+        logits: torch.Tensor = model(input_ids=row[None], use_cache=False).logits[0, -1].float()
+        return logits
+
+    expected = [plain(short), plain(long), plain(long, [5]), plain(short, [6]), plain(long, [7])]
+    expected += [plain(short, [6, 8]), plain(long, [7, 9])]
+    found = torch.cat([first, second, third])
+    assert torch.allclose(found.log_softmax(-1), torch.stack(expected).log_softmax(-1), atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str) -> None:
+    decoder = make_decoder(model_of(architecture), LocalConfig(device="cpu"), shares_weights=True)
+    assert isinstance(decoder, FusedDecoder if architecture == "Llama" else TransformersDecoder)
+
+
+@pytest.mark.parametrize("architecture", REJECTED)
+def test_a_model_that_is_sampled_with_other_logits_is_rejected(architecture: str) -> None:
+    with pytest.raises(ConfigError, match="cannot sample from models of type 'mamba'"):
+        make_decoder(model_of(architecture), LocalConfig(device="cpu"), shares_weights=True)
