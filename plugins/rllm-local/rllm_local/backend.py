@@ -44,6 +44,7 @@ from rllm_local.model import (
     load_model,
     make_decoder,
     max_cache_positions,
+    max_model_tokens,
     recompute_layers,
     runs_on_gpu,
     settings_for,
@@ -165,20 +166,20 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         self._tokenizer = auto_class.from_pretrained(path, trust_remote_code=self.local.trust_remote_code)
         if self.local.resolved(on_gpu=runs_on_gpu(self.local)).gradient_checkpointing == "on":
             recompute_layers(model)
-        self._trainer = self._trainer_for(model)
         is_separated = self.local.generation == "separated"
         shares_weights = not is_separated and self.config.training.trigger_parameter_sync_step == 1
-        return self._engine_for(model, parser, shares_weights=shares_weights)
+        engine = self._engine_for(model, parser, shares_weights=shares_weights)  # first: it rejects some models
+        self._trainer = self._trainer_for(model)
+        return engine
 
     def _engine_for(self, model: PreTrainedModel, parser: BaseParser | None, *, shares_weights: bool) -> LocalEngine:
-        text_config: Any = model.config.get_text_config()
         return LocalEngine(
             make_decoder(model, self.local, shares_weights=shares_weights, images=self._images),
             parser,
             self._sampling_worker,
             device=model.device,
             vocabulary_size=vocabulary_size(model),
-            max_model_tokens=text_config.max_position_embeddings,
+            max_model_tokens=max_model_tokens(model),
             max_batch_rows=self.local.max_batch_rows,
             takes_media=self._images is not None,
             takes_turns=self._sampling_worker is self._worker,

@@ -67,7 +67,7 @@ class LocalEngine(RolloutEngine):
         executor: Executor with one worker thread, which runs every batch.
         device: Device of the decoder.
         vocabulary_size: Upper bound of token ids, exclusive.
-        max_model_tokens: Maximum length of prompt plus completion.
+        max_model_tokens: Maximum length of prompt plus completion; None for any length.
         max_batch_rows: Maximum sequences sampled concurrently.
         takes_media: Whether prompts may contain images of ``parser``.
         takes_turns: Whether the thread of ``executor`` also calls `load_weights`.
@@ -85,7 +85,7 @@ class LocalEngine(RolloutEngine):
         *,
         device: torch.device,
         vocabulary_size: int,
-        max_model_tokens: int,
+        max_model_tokens: int | None,
         max_batch_rows: int,
         takes_media: bool = False,
         takes_turns: bool = False,
@@ -119,8 +119,8 @@ class LocalEngine(RolloutEngine):
         return True
 
     @property
-    def max_model_tokens(self) -> int:
-        """Maximum number of positions of the model."""
+    def max_model_tokens(self) -> int | None:
+        """Maximum number of positions of the model; None if it has no limit."""
         return self._max_model_tokens
 
     async def get_token_output_from_token_input(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
@@ -12,7 +11,14 @@ from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
 from rllm_local.config import LocalConfig
 from rllm_local.engine import LocalEngine
-from rllm_local.model import load_model, make_decoder, max_cache_positions, use_matching_attention, vocabulary_size
+from rllm_local.model import (
+    load_model,
+    make_decoder,
+    max_cache_positions,
+    max_model_tokens,
+    use_matching_attention,
+    vocabulary_size,
+)
 from rllm_local.vision import image_source
 
 
@@ -46,14 +52,13 @@ class StandaloneEngine(LocalEngine):
         use_matching_attention(model, torch.get_float32_matmul_precision())
         assert self.parser is not None
         images = image_source(model, self.parser)
-        text_config: Any = model.config.get_text_config()
         super().__init__(
             make_decoder(model, settings, shares_weights=True, images=images),
             self.parser,
             self._executor,
             device=model.device,
             vocabulary_size=vocabulary_size(model),
-            max_model_tokens=text_config.max_position_embeddings,
+            max_model_tokens=max_model_tokens(model),
             max_batch_rows=settings.max_batch_rows,
             takes_media=images is not None,
             max_cache_positions=max_cache_positions(model, settings),

@@ -12,7 +12,7 @@ import transformers
 from rllm_local.config import LocalConfig
 from rllm_local.decoders import TransformersDecoder
 from rllm_local.fused import FusedDecoder
-from rllm_local.model import make_decoder, use_matching_attention
+from rllm_local.model import make_decoder, max_model_tokens, use_matching_attention
 from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -180,3 +180,12 @@ def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str) -> N
 def test_a_model_that_is_sampled_with_other_logits_is_rejected(architecture: str) -> None:
     with pytest.raises(ConfigError, match="cannot sample from models of type 'mamba'"):
         make_decoder(model_of(architecture), LocalConfig(device="cpu"), shares_weights=True)
+
+
+@pytest.mark.parametrize(("architecture", "positions"), [("Llama", 512), ("Bloom", None)])
+def test_the_configuration_limits_the_positions_or_nothing_does(architecture: str, positions: int | None) -> None:
+    settings = dict(SHAPE | ALL[architecture])
+    if positions is None:
+        del settings["max_position_embeddings"]
+    config = getattr(transformers, f"{architecture}Config")(**settings)
+    assert max_model_tokens(AutoModelForCausalLM.from_config(config)) == positions
