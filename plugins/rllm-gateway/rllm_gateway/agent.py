@@ -232,6 +232,8 @@ class AgentWorkflow(GatewayWorkflow):
             raise ConfigError(f"agent.function = {self.config.function!r} cannot be loaded: {error}") from error
         if not callable(found):
             raise ConfigError(f"agent.function = {self.config.function!r} is not a function")
+        if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+            raise ConfigError(f"agent.function = {self.config.function!r} has a yield; return the result instead")
         parameters = inspect.signature(found).parameters.values()
         own = {*ENDPOINT, "folder", "row"}
         named = {one.name for one in parameters if one.kind not in VARIADIC}

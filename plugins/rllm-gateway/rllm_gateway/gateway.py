@@ -185,7 +185,8 @@ class Gateway:
         if parts[0] == "r" and len(parts) > 1:
             secret, parts = parts[1], parts[2:]
         else:
-            secret = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            secret = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if parts and parts[0] == "v1":
             parts = parts[1:]
         endpoint = self._endpoints.get(secret)

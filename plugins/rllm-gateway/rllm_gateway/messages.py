@@ -36,6 +36,8 @@ def normalized(message: Any) -> dict[str, Any]:
                 found["reasoning_content"] = well_formed(message[key])
                 break
         calls = message.get("tool_calls") or ()
+        if not calls and message.get("function_call"):  # the form before tool_calls
+            calls = [{"function": message["function_call"]}]
         if not isinstance(calls, Sequence) or isinstance(calls, str):
             raise BadRequest("tool_calls must be a list")
         if calls:

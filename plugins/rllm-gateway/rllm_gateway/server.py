@@ -87,6 +87,8 @@ class Server:
             return await request.read()
         except web.HTTPRequestEntityTooLarge:
             return None
+        except web.RequestPayloadError:  # such as broken gzip; the handler refuses an empty body
+            return b""
 
     @staticmethod
     async def _in_pieces(request: web.BaseRequest, begun: Response, rest: asyncio.Task[Response]) -> web.StreamResponse:

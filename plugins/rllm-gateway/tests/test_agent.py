@@ -53,6 +53,10 @@ def breaks(question, base_url):
     raise KeyError("a bug of the agent")
 def runs_out(question, base_url):
     return next(iter([]))
+def yields(question, base_url):
+    yield ask([{"role": "user", "content": question}])
+async def streams(question, base_url):
+    yield ask([{"role": "user", "content": question}])
 """
 )
 
@@ -275,6 +279,8 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path, name: str, kind: t
         ({"function": "nowhere:solve"}, "agent.function = 'nowhere:solve' cannot be loaded"),
         ({"function": "AGENTS:wrong"}, "; known names are answer, anthropic_base_url, api_key, base_url, folder"),
         ({"function": "AGENTS:nothing"}, "cannot be loaded"),
+        ({"function": "AGENTS:yields"}, "has a yield"),
+        ({"function": "AGENTS:streams"}, "has a yield"),
         ({"command": ("x",), "train_file": "/nowhere.jsonl"}, "cannot be read from /nowhere.jsonl"),
         ({"command": ("x",), "train_file": "nowhere.jsonl"}, "there is no such file in the working directory /"),
         ({"command": ("x",), "held_out_share": 0.9999999}, "leaves no row for training"),

@@ -349,6 +349,25 @@ async def test_what_cannot_be_honored_is_ignored_and_counted_if_the_run_file_say
             assert metrics[f"gateway_ignored_{name}"] == 1
 
 
+async def test_a_wish_for_one_call_at_a_time_is_counted() -> None:
+    async with rollout(Policy(echo)) as client:
+        for wish in (True, False):
+            await client.ask([USER], tools=TOOLS, parallel_tool_calls=wish)
+        response = await client.post({"model": "m", "input": "hi", "parallel_tool_calls": False}, path="responses")
+        assert response.status == 200
+        assert client.endpoint.metrics()["gateway_ignored_parallel_tool_calls"] == 2
+
+
+async def test_a_call_in_the_form_before_tool_calls_is_in_the_prompt() -> None:
+    policy = Policy(echo)
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    forms: list[dict[str, Any]] = [{"function_call": function}, {"tool_calls": [{"function": function}]}]
+    async with rollout(policy) as client:
+        for form in forms:
+            await client.ask([USER, {"role": "assistant", "content": None, **form}, {"role": "tool", "content": "1"}])
+    assert policy.asked[0][0] == policy.asked[1][0]
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:80", ""])
 async def test_requests_must_be_addressed_to_this_machine(host: str) -> None:
     async with rollout(Policy(echo)) as client:
@@ -359,12 +378,16 @@ async def test_requests_must_be_addressed_to_this_machine(host: str) -> None:
 async def test_the_key_opens_its_rollout_and_no_other() -> None:
     async with rollout(Policy(echo)) as client, rollout(Policy(echo), gateway=client.gateway) as other:
         body = json.dumps({"messages": [USER]}).encode()
-        for headers in ({"authorization": f"Bearer {client.endpoint.api_key}"}, {"x-api-key": client.endpoint.api_key}):
+        for headers in (
+            {"authorization": f"Bearer {client.endpoint.api_key}"},
+            {"authorization": f"bearer {client.endpoint.api_key}"},
+            {"x-api-key": client.endpoint.api_key},
+        ):
             response = await client.gateway.handle(
                 "POST", "/v1/chat/completions", {"host": "localhost:1", **headers}, body
             )
             assert response.status == 200
-        assert client.endpoint.metrics()["gateway_calls"] == 2
+        assert client.endpoint.metrics()["gateway_calls"] == 3
         assert other.endpoint.metrics()["gateway_calls"] == 0
         for path in ("/v1/chat/completions", "/r/x/v1/chat/completions", "/", "/r", "/r//v1/chat/completions"):
             assert (await client.gateway.handle("POST", path, {"host": "localhost"}, body)).status == 401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import signal
 from pathlib import Path
@@ -116,6 +117,15 @@ async def test_a_body_that_is_too_large_is_refused_without_reading_it() -> None:
         writer.write(head.encode())
         assert b" 413 " in await reader.readline()
         writer.close()
+        await client.ask([USER])
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_refused() -> None:
+    async with rollout(Policy(echo)) as client, httpx.AsyncClient() as http:
+        for content in (b"no gzip", gzip.compress(json.dumps({"messages": [USER]}).encode())[:20]):
+            url = f"{client.endpoint.base_url}/chat/completions"
+            response = await http.post(url, content=content, headers={"content-encoding": "gzip"})
+            assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
         await client.ask([USER])
 
 

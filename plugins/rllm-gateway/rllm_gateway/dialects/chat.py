@@ -47,6 +47,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("response_format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
+    fields.calls_in_turn(body)
     hides_tools = choice == "none" or not body.get("tools")
     tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function", None))
     return ClientCall(

@@ -118,6 +118,11 @@ class Fields:
         """Records the fields that the run file decides, such as the temperature."""
         self.ignored += [name for name in names if body.get(name) is not None]
 
+    def calls_in_turn(self, body: Mapping[str, Any]) -> None:
+        """Records that the policy may make several calls, although the client wants one. Codex always asks for one."""
+        if body.get("parallel_tool_calls") is False:
+            self.ignored.append("parallel_tool_calls")
+
     def not_honored(self, name: str, value: Any) -> None:
         """Refuses a field that an agent relies on, unless the run file tells the gateway to ignore it.
 

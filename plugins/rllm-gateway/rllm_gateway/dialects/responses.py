@@ -49,6 +49,7 @@ def read(body: Mapping[str, Any], history: History, *, ignores: bool = False) ->
         fields.not_honored("text.format", form.get("type"))
     if (choice := body.get("tool_choice")) not in (None, "auto", "none"):
         fields.not_honored("tool_choice", choice)
+    fields.calls_in_turn(body)
     hides_tools = choice == "none" or body.get("tools") is None
     tools = [] if hides_tools else fields.tools(items(body, "tools"), _tool, types=("function",))
     after = text(body, "previous_response_id")
