@@ -67,8 +67,8 @@ class RecordedRollout:
 
     @property
     def reward(self) -> float | None:
-        """Mean total reward of its trajectories; None if they have none."""
-        return mean([trajectory.total_reward for trajectory in self.episode.trajectories if trajectory.has_reward])
+        """Mean total reward of its trainable trajectories; None if they have none."""
+        return mean([t.total_reward for t in self.episode.trajectories if t.trainable and t.has_reward])
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,14 @@ def test_failed_rollouts_and_those_without_steps_are_restored() -> None:
     assert [rollout.episode for rollout in after.rollouts] == [rollout.episode for rollout in before.rollouts]
 
 
+def test_the_reward_of_a_rollout_is_that_of_its_trainable_trajectories() -> None:
+    """Of a game against a frozen opponent, the mean of both players' rewards would always be 0."""
+    steps = episode(0).trajectories[0].steps[:1]
+    won = [Trajectory(role="policy", steps=steps, reward=1.0), Trajectory(role="other", reward=-1.0, trainable=False)]
+    played = group([Episode(task_id="task-7", trajectories=trajectories) for trajectories in (won, won[1:])])
+    assert [rollout.reward for rollout in played.rollouts] == [1.0, None]
+
+
 @pytest.mark.parametrize(
     "response", [{}, {"content": "no role"}, {"role": "tool", "content": "x"}, {"role": "assistant"}]
 )

@@ -191,7 +191,7 @@ def test_several_roles_have_their_rewards_and_advantages(tmp_path: Path) -> None
     one = rollout(0, [], None, trajectories=trajectories)
     one = replace(one, advantages=[[np.full(5, 0.75, np.float32)], [None]])
     text = shown(of(tmp_path, group([one])))
-    assert "rollout 0: reward 0.750, advantage 0.750" in text
+    assert "rollout 0: reward 1, advantage 0.750" in text
     assert "role solver: reward 1, advantage 0.750" in text
     assert "role judge: reward 0.500, not trainable" in text
     assert "prompt of all rollouts, role judge" in text

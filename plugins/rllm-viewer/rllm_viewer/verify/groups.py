@@ -264,7 +264,7 @@ class Groups:
 def _indexed(group: RecordedGroup, said: Mapping[str, Any]) -> dict[str, Any]:
     rewards = []
     for rollout in group.rollouts:
-        of_episode = [t.total_reward for t in rollout.episode.trajectories if t.has_reward]
+        of_episode = [t.total_reward for t in rollout.episode.trajectories if t.trainable and t.has_reward]
         rewards.append(_mean(of_episode) if of_episode else None)
     solved = [rollout.episode.is_correct for rollout in group.rollouts]
     fields = {name: value for name, value in said.items() if name != "weight_version"}

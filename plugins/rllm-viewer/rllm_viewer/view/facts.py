@@ -120,6 +120,7 @@ class _Trajectory(msgspec.Struct):
     steps: list[_Step] = []
     role: str = "agent"
     reward: float | None = None
+    trainable: bool = True
 
 
 class _Episode(msgspec.Struct):
@@ -186,7 +187,7 @@ def of_line(line: bytes, offset: int) -> ListedGroup:
 def _facts(read: _Rollout, group: _Line) -> ListedRollout:
     episode = read.episode
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
-    rewards = [reward for reward in map(_reward, episode.trajectories) if reward is not None]
+    rewards = [r for r in (_reward(each) for each in episode.trajectories if each.trainable) if r is not None]
     versions = [group.weight_version if step.weight_version is msgspec.UNSET else step.weight_version for step in steps]
     known = [version for version in versions if isinstance(version, int)]
     calls = [call.function.name for step in steps for call in step.response.tool_calls or ()]
