@@ -19,7 +19,7 @@ from rllm_gateway.agent import ENDPOINT
 from rllm_core.run_folder.recorded import group_at, index_of
 
 PAGE = Page(ROOT / "docs" / "agents.md")
-OF_AGENTS = [PAGE, *(page for page in PAGES if page.path.parent.name == "agents")]
+OF_AGENTS = [PAGE, *(page for page in PAGES if page.name.startswith("docs/agents/"))]
 BLOCKS = [(page, block) for page in OF_AGENTS for block in page.blocks if block.language == "python"]
 # The page tells its readers to activate their environment, so that python and rllm-core are the same one's.
 ENVIRONMENT = {**os.environ, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])}

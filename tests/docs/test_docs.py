@@ -150,11 +150,11 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
 # and test_agents.py train with the files of their pages; tests/environments has those of verifiers.
 ELSEWHERE = {
     "docs/agents.md",
-    *(page.name for page in PAGES if page.path.parent.name == "agents"),
+    *(page.name for page in PAGES if page.name.startswith("docs/agents/")),
     "docs/environments/verifiers.md",
     "docs/using-the-model.md",
     "docs/my-code.md",
-    *(page.name for page in PAGES if page.path.parent.name == "hooks"),
+    *(page.name for page in PAGES if page.name.startswith("docs/hooks/")),
 }
 WITH_PYTHON = [p for p in PAGES if any(b.language == "python" for b in p.blocks) and p.name not in ELSEWHERE]
 
@@ -166,7 +166,7 @@ SHORTER = ('"training.steps": 50', '"training.steps": 4')
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page: Page, forking: Forks, tmp_path: Path) -> None:
-    for contract in (page for page in PAGES if page.path.parent.name == "contracts"):
+    for contract in (page for page in PAGES if page.name.startswith("docs/contracts/")):
         write_files(contract, tmp_path)  # together they form one package
     modules = write_files(page, tmp_path)
     fragments = [block.text for block in page.blocks if block.language == "python" and not block.file]
