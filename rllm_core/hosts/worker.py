@@ -278,6 +278,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # keep the workflow's output together with its errors, and out of the frames
     faulthandler.register(ASK_FOR_STACK, all_threads=False)
+    faulthandler.enable(all_threads=False)  # the stack of a crash in native code
     selector = _IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,6 +28,8 @@ CANCEL_SECONDS = GRACE_SECONDS * 0.6
 MAX_OUTPUT_BYTES = 16 << 20
 KEPT_OUTPUT_BYTES = 64 << 10
 SHOWN_OUTPUT_LINES = 3
+CRASH = "Fatal Python error: "
+STACK = re.compile(rf"^({CRASH}|Stack \(most recent call first\)|Current thread 0x)", re.M)  # of `faulthandler`
 
 
 class _Pool(Protocol):
@@ -193,8 +196,9 @@ class Worker:
         await self.link.kill(asking=asking)
         self._is_lost = True
         self.closed.set()
-        said = self.last_lines()
-        why = f"{self.label} was lost: {self._why_lost}" + (f"; its last output: {said}" if said else "")
+        said, place = self.last_lines(), place_in(self._text()) if CRASH in self._text() else None
+        why = f"{self.label} was lost: {self._why_lost}" + (f" at {place.in_function}" if place is not None else "")
+        why += f"; its last output: {said}" if said else ""
         if not self.opened.done():
             self.opened.set_exception(PluginError(why))
         self.opened.exception()  # retrieved here, since asyncio would report it if nothing awaits `opened`
@@ -204,8 +208,8 @@ class Worker:
         self.pool.worker_ended(self, why, lost=len(rollouts))
 
     def last_lines(self) -> str:
-        """Returns the last lines of the worker's output as one line, without the stack that `Link.kill` asked for."""
-        said = self._text().partition("Current thread 0x")[0]
+        """Returns the last lines of the worker's output as one line, without a stack."""
+        said = STACK.split(self._text())[0]
         lines = [printable(line) for line in said.splitlines() if line.strip()]
         return " | ".join(lines[-SHOWN_OUTPUT_LINES:])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_the_last_output_of_a_lost_worker_is_kept(tmp_path: Path) -> None:
     assert "the last words" in (played.episodes[0].error or "")
     [log] = (tmp_path / "workers").iterdir()
     assert "the last words" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_crash_in_native_code_is_located() -> None:
+    played = play("Fault", ["crash"], workers=1, max_attempts=1)
+    error = played.episodes[0].error or ""
+    assert re.search(r"SIGSEGV\) at \S*workflows\.py:\d+ in run\(\); its last output: the last words$", error)
+
+
+@pytest.mark.slow
+def test_the_stack_of_a_blocked_worker_is_no_output_of_its_own() -> None:
+    played = play("Fault", ["spin"], workers=1, max_attempts=1, rollout_timeout_seconds=1)
+    [lost] = [note for note in played.notes if "blocked its worker" in note]
+    assert "last output" not in lost
 
 
 @pytest.mark.slow

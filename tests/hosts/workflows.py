@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
 import signal
@@ -264,6 +265,9 @@ class Fault(Talk):
         match task.task_id.partition("-")[0]:
             case "exit":
                 os._exit(3)
+            case "crash":
+                print("the last words", file=sys.stderr, flush=True)
+                ctypes.string_at(0)
             case "kill":
                 print("the last words", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
