@@ -145,6 +145,8 @@ def _plain(value: Any, key: str) -> Any:
         return {name: _plain(content, f"{key}.{name}") for name, content in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, key) for item in value]
+    if getattr(value, "ndim", None) == 0:  # a number of numpy or torch, such as one of a sweep
+        return value.item()
     if callable(value):
         raise ConfigError(
             f"settings: {key} is a function or class of this program, which other processes of a run cannot import; "

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from in_process import run_in_process
 
 import rllm_core
 from rllm_core.errors import ConfigError, PluginError, RunError
 from rllm_core.plugins.classes import MODULE
+from rllm_core.run_file import tables_of_settings
 from rllm_core.types import Task
 from rllm_core.workflow import Workflow, WorkflowConfig
 
@@ -202,6 +204,13 @@ def test_errors_are_those_of_the_command(
         rllm_core.train(target, settings, backend="local")
     assert commanded(arguments, folder, code=2) == f"error: {refused.value}\n"
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("value", [np.int64(7), np.array(7)])
+def test_numbers_of_numpy_are_those_of_python(value: Any) -> None:
+    tables = tables_of_settings({"training.steps": value, "optimizer": {"betas": [np.float32(0.5), np.float64(0.75)]}})
+    assert tables == {"training": {"steps": 7}, "optimizer": {"betas": [0.5, 0.75]}}
+    assert type(tables["training"]["steps"]) is int
 
 
 @pytest.mark.parametrize(
