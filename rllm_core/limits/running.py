@@ -41,11 +41,13 @@ def run(main: Coroutine[Any, Any, ResultT], left: list[str]) -> ResultT:
         RunError: If ``main`` was cancelled, but not by a signal.
         Escaped: If ``main`` raised ``SystemExit``.
     """
+    is_in_loop = True
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run(main, left, asyncio.Runner())
-    return in_thread(lambda runner: _run(main, left, runner))
+        is_in_loop = False
+    # Outside the handler, else each traceback of the run would begin with its RuntimeError.
+    return in_thread(lambda runner: _run(main, left, runner)) if is_in_loop else _run(main, left, asyncio.Runner())
 
 
 def _run(main: Coroutine[Any, Any, ResultT], left: list[str], runner: asyncio.Runner) -> ResultT:

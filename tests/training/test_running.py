@@ -30,6 +30,15 @@ def test_it_returns_what_the_coroutine_returns_and_leaves_nothing() -> None:
     assert left == []
 
 
+def test_the_traceback_of_an_error_has_nothing_but_the_error() -> None:
+    async def main() -> None:
+        raise ValueError("of a workflow")
+
+    with pytest.raises(ValueError, match="of a workflow") as raised:
+        run(main(), [])
+    assert raised.value.__context__ is None
+
+
 @pytest.mark.filterwarnings("ignore:unclosed")
 def test_a_task_that_ignores_its_cancellation_is_named_and_left() -> None:
     ended = threading.Event()
