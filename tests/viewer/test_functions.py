@@ -10,6 +10,7 @@ from typing import Any
 import playwright
 import pytest
 
+from rllm_viewer.terminal import share
 from rllm_viewer.view.filters import range_of
 
 PAGE = Path(__file__).parents[2] / "plugins" / "rllm-viewer" / "rllm_viewer" / "view" / "page"
@@ -62,6 +63,14 @@ def test_what_cannot_be_seen_becomes_an_escape(page_folder: Path) -> None:
     assert found == [
         "a\\ud800b", "\\udc00", "😀", "x\ny\tz", "\\u202egnp", "\\x1b[31m", "\\u{e0041}", "👩\u200d👧", "a\\u200db",
     ]  # fmt: skip
+
+
+def test_shares_are_those_of_the_command(page_folder: Path) -> None:
+    values = [0.0, 0.004, 0.125, 0.145, 0.5, 0.996, 1.0]
+    shown = results(page_folder, "text", f"{values}.map((value) => m.share(value))")
+    assert shown == list(map(share, values))
+    assert (shown[0], shown[2], shown[-1]) == ("0%", "13%", "100%")
+    assert len(set(shown)) == len(values), "nearly all is not all, and almost nothing is not nothing"
 
 
 def test_ranges_are_those_of_the_command(page_folder: Path) -> None:

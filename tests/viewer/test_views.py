@@ -87,6 +87,19 @@ def test_what_is_worth_a_look_is_accessible(server: ViewServer, new_page: Callab
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+def test_squares_are_side_by_side_and_the_page_has_no_frame(server: ViewServer, page: Page) -> None:
+    show(page, server, "#/run/0?outcome=failed")
+    margins = "[...document.querySelectorAll('.squares .square')].map((one) => getComputedStyle(one).margin)"
+    assert set(page.evaluate(margins)) == {"0px"}
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:has-text('Group')")
+    page.keyboard.press("t")
+    page.wait_for_selector("h1:has-text('Tokens')")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "none"
+
+
 def test_the_theme_can_be_changed(server: ViewServer, page: Page) -> None:
     show(page, server)
     back = "getComputedStyle(document.body).backgroundColor"

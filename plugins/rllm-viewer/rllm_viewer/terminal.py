@@ -86,8 +86,11 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Formats a share in percent."""
-    return ABSENT if value is None else f"{value:.0%}"
+    """Formats a share in percent, as the page does; only 0 appears as 0 %, and only 1 as 100 %."""
+    if value is None:
+        return ABSENT
+    percent = math.floor(value * 100 + 0.5)
+    return "<1%" if percent == 0 < value else ">99%" if percent == 100 and value < 1 else f"{percent}%"
 
 
 def spread(values: Sequence[float]) -> str:

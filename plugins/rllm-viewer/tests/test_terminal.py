@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rllm_viewer.terminal import cut, fitted, number, quoted, sparkline, spread, visible
+from rllm_viewer.terminal import cut, fitted, number, quoted, share, sparkline, spread, visible
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,12 @@ def test_a_cut_text_says_how_much_is_missing() -> None:
 )
 def test_numbers_are_short_and_never_pretend_to_be_0(value: float | None, shown: str) -> None:
     assert number(value) == shown
+
+
+def test_only_none_and_all_appear_as_such() -> None:
+    assert [share(value) for value in (None, 0.0, 0.125, 0.5, 1.0)] == ["-", "0%", "13%", "50%", "100%"]
+    assert share(0.004) not in ("0%", "100%")
+    assert share(0.996) not in ("0%", "100%")
 
 
 def test_white_space_of_a_quoted_text_is_visible() -> None:

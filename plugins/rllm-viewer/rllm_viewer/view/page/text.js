@@ -55,7 +55,9 @@ export function signed(value) {
 }
 
 export function share(value) {
-  return value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`;
+  if (value === null || value === undefined) return "–";
+  const percent = Math.round(value * 100);
+  return percent === 0 && value > 0 ? "<1%" : percent === 100 && value < 1 ? ">99%" : `${percent}%`;
 }
 
 export function seconds(value) {
