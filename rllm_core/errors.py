@@ -46,6 +46,10 @@ class RunError(UserError):
     exit_code = 1
 
 
+class DamagedFile(RunError, ValueError):
+    """A file of a run folder cannot be read as it was written. Readers that can do without it expect a ValueError."""
+
+
 class StallError(RunError):
     """Nothing made progress for too long. The message lists the position of every rollout."""
 

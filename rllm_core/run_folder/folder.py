@@ -35,7 +35,7 @@ from rllm_core.errors import ConfigError, RunError
 from rllm_core.file_references import CLASS_PREFIX, is_class_reference
 from rllm_core.plugins.classes import source_of
 from rllm_core.run_folder import checkpoint, initial
-from rllm_core.run_folder.journal import JsonLines, check_size, cut_after, write_whole, writing
+from rllm_core.run_folder.journal import JsonLines, check_size, cut_after, read_json, write_whole, writing
 from rllm_core.run_folder.recorded import COSTS, GROUPS, INDEX, TIMINGS, TOKENS
 from rllm_core.run_folder.resuming import changed_keys, check_steps, new_run
 
@@ -138,11 +138,7 @@ class RunDir:
         Raises:
             RunError: If the file is damaged.
         """
-        path = self.path / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        except ValueError as error:
-            raise RunError(f"{self.named / name} is damaged: {error}; restore the file from a copy") from error
+        return read_json(self.path / name)
 
     def sync(self) -> dict[str, int]:
         """Syncs all lines to disk and returns the files' lengths in bytes."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rllm_core.errors import RunError
+from rllm_core.errors import DamagedFile, RunError
 
 
 @contextlib.contextmanager
@@ -145,8 +145,33 @@ def cut_after(path: Path, offset_bytes: int, lost: Path) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads all complete lines of a file, without a last line truncated by a crash."""
+    """Reads all complete lines of a file, without a last line truncated by a crash.
+
+    Raises:
+        DamagedFile: If a line is not JSON.
+    """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise _damaged(f"{path} line {number}", error) from error
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file; None if it does not exist.
+
+    Raises:
+        DamagedFile: If it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except ValueError as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(what: object, error: Exception) -> DamagedFile:
+    return DamagedFile(f"{what} is damaged: {error}; restore the file from a copy")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_core.errors import RunError
+from rllm_core.errors import DamagedFile, RunError
 from rllm_core.run_folder.groups import RecordedGroup, mean
 from rllm_core.run_folder.journal import read_json_lines
 
@@ -78,8 +78,16 @@ class IndexedGroup:
 
 
 def index_of(run: Path) -> list[IndexedGroup]:
-    """Returns the entries of all groups recorded so far in a run folder, oldest first."""
-    return [IndexedGroup(**line) for line in read_json_lines(run / f"{INDEX}.jsonl")]
+    """Returns the entries of all groups recorded so far in a run folder, oldest first.
+
+    Raises:
+        DamagedFile: If the index is damaged.
+    """
+    path = run / f"{INDEX}.jsonl"
+    try:
+        return [IndexedGroup(**line) for line in read_json_lines(path)]
+    except TypeError as error:
+        raise DamagedFile(f"{path} is damaged: {error}; restore the file from a copy") from error
 
 
 def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:

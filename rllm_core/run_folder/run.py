@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import tomllib
 from collections.abc import Iterator
 from os import PathLike
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.groups import RecordedGroup
-from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.journal import read_json, read_json_lines
 from rllm_core.run_folder.recorded import group_at, index_of
 from rllm_core.text import printable
 from rllm_core.types import Episode
@@ -57,8 +56,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``; empty while the run is active, or if it was killed."""
-        path = self.path / "summary.json"
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found: dict[str, Any] = read_json(self.path / "summary.json") or {}
         return found
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,21 @@ def test_groups_and_episodes_by_step(run: rllm_core.Run) -> None:
     assert [episode.trajectories[0].reward for episode in run.episodes(validation=True)] == [0.5, 0.5, 0.75, 0.75]
     assert list(run.episodes(1)) == [rollout.episode for rollout in groups[1].rollouts]
     assert list(run.groups(7)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "damaged", "read"),
+    [
+        ("metrics.jsonl", '{"step":1}\n{"step":,}\n', lambda run: run.metrics),
+        ("summary.json", '{"status": "comp', lambda run: run.status),
+        ("groups_index.jsonl", "{}\n5\n", lambda run: list(run.groups())),
+        ("groups_index.jsonl", '{"offset": 0}\n', lambda run: list(run.groups())),
+    ],
+)
+def test_a_damaged_file_is_named(run: rllm_core.Run, file: str, damaged: str, read: Any) -> None:
+    (run.path / file).write_text(damaged, encoding="utf-8")
+    with pytest.raises(RunError, match=re.escape(str(run.path / file))):
+        read(run)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def read(path: Path) -> ComparedRun:
         for row in (*measured, *metrics):
             row["step"] = int(row["step"])
         return ComparedRun(path, settings, versions, measured, metrics)
+    except RunError:
+        raise
     except DAMAGED as error:
         raise RunError(f"run folder {path} is damaged: {type(error).__name__}: {error}") from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rllm_core.errors import ConfigError, RunError
-from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.journal import read_json, read_json_lines
 from rllm_core.text import counted
 
 VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
@@ -117,15 +117,9 @@ def summary_of(run: Path) -> dict[str, Any] | None:
     Raises:
         RunError: If the file is damaged.
     """
-    file = run / "summary.json"
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{file} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{file} is damaged: it is not a JSON object")
+    found = read_json(run / "summary.json")
+    if found is not None and not isinstance(found, dict):
+        raise RunError(f"{run / 'summary.json'} is damaged: it is not a JSON object")
     return found
 
 
@@ -152,8 +146,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     """Returns the metrics of all steps of a run, in order.
 
     Raises:
-        RunError: If the run has ended and steps are missing.
-        ValueError: If a line is damaged.
+        RunError: If a line is damaged, or the run has ended and steps are missing.
     """
     summary = summary_of(run) or {}  # read before the metrics: a running run writes it after them
     path = run / "metrics.jsonl"

@@ -26,6 +26,8 @@ def diagnose(run: Path, as_json: bool) -> None:
 
     try:
         found = diagnosis.of_folder(run)
+    except RunError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"{run} cannot be diagnosed, because a file is damaged: {error}") from error
     if as_json:
