@@ -138,4 +138,6 @@ def _print(result: dict[str, Any]) -> None:
     mean = result["reward_mean"]
     click.echo("reward none" if mean is None else f"reward {mean:.3f}")
     for entry in result["pass_at_k"]:
-        click.echo(f"pass@{entry['k']} {entry['value']:.3f}  (95 % interval {entry['low']:.3f} to {entry['high']:.3f})")
+        interval = f"95 % interval {entry['low']:.3f} to {entry['high']:.3f}"
+        of = f", over {entry['tasks']} of {counted(result['tasks'], 'task')}" * (entry["tasks"] < result["tasks"])
+        click.echo(f"pass@{entry['k']} {entry['value']:.3f}  ({interval}{of})")

@@ -148,8 +148,9 @@ async def evaluate(
     Returns:
         JSON: ``workflow, split, tasks, rollouts_per_task, unfinished, failed, retries, reward_mean, pass_at_k, metrics,
         failures``. ``unfinished`` is the number of rollouts that an interruption cancelled. ``reward_mean`` is None
-        without rewards. ``pass_at_k`` is a list of ``{k, value, low, high}`` over the tasks with at least k successful
-        rollouts. ``failures`` has the first failure of every kind (`rllm_core.run_folder.first_failures`).
+        without rewards. ``pass_at_k`` is a list of ``{k, value, low, high, tasks}`` over the tasks with at least k
+        successful rollouts, whose number is ``tasks``. ``failures`` has the first failure of every kind
+        (`rllm_core.run_folder.first_failures`).
 
     Raises:
         ConfigError: If there are no tasks.
@@ -219,7 +220,8 @@ def _measured(rollouts: Sequence[Rollout], failures: FirstFailures, ks: Sequence
         values = [pass_at_k(len(flags), sum(flags), k) for flags in outcomes.values() if len(flags) >= k]
         if values:
             low, high = interval(values)
-            scores.append({"k": k, "value": float(np.mean(values)), "low": low, "high": high})
+            value = float(np.mean(values))
+            scores.append({"k": k, "value": value, "low": low, "high": high, "tasks": len(values)})
     return {
         "unfinished": planned - len(rollouts),
         "failed": len(episodes) - len(finished),

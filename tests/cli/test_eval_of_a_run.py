@@ -68,6 +68,34 @@ def test_an_evaluation_whose_rollouts_could_not_be_scored_fails(tmp_path: Path) 
     assert [score["k"] for score in result["pass_at_k"]] == [1]
 
 
+FAILING = """
+from rllm_core.types import Task
+from rllm_core.workflow import Workflow
+
+
+class Failing(Workflow):
+    def tasks(self, split):
+        return [Task(task_id=f"{split}-{number}", data={"number": number}) for number in range(4)]
+
+    async def run(self, task, completer):
+        step = await completer.complete([{"role": "user", "content": "sort: dbca"}])
+        if task.data["number"] == 2:
+            raise ValueError("the tool is down")
+        return self.episode(task, [step], reward=1.0, is_correct=task.data["number"] == 0)
+"""
+
+
+@pytest.mark.slow
+def test_pass_at_k_says_how_many_tasks_it_is_the_mean_of(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    arguments = ["eval", "./failing.py", "--backend", "local", "-n", "2", "-k", "1"]
+    done = run_in_process([*arguments, "--json"], folder=tmp_path, environment=os.environ)
+    result = json.loads(done.stdout)
+    [score] = result["pass_at_k"]
+    assert (score["value"], score["tasks"], result["tasks"], result["failed"]) == (pytest.approx(1 / 3), 3, 4, 2)
+    assert "over 3 of 4 tasks" in run_in_process(arguments, folder=tmp_path, environment=os.environ).stdout
+
+
 @pytest.mark.parametrize(
     ("run_file", "missing"),
     [
