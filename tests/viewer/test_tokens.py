@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import group_id, served, show
 from playwright.sync_api import Page
-from recorded_runs import add_tokens, group, rollout, step, write_run
+from recorded_runs import add_tokens, failed, group, rollout, step, write_run
 
 from rllm_core.run_folder.recorded import group_at, index_of
 from rllm_viewer.view.server import ViewServer
@@ -155,7 +155,14 @@ def test_a_rollout_without_token_ids_says_so(tmp_path: Path, page: Page) -> None
         show(page, server, "#/run/0/group/0")
         assert page.inner_text("h1").startswith("Imported task")
         show(page, server, "#/run/0/group/0/rollout/0/tokens")
+        assert "imported" in page.inner_text(".flow")
+
+
+def test_a_failed_rollout_is_not_called_imported(tmp_path: Path, page: Page) -> None:
+    with served(write_run(tmp_path / "run", [failed()])) as server:
+        show(page, server, "#/run/0/group/0/rollout/0/tokens")
         assert "no token ids" in page.inner_text(".flow")
+        assert "imported" not in page.inner_text(".flow")
 
 
 def test_bytes_of_a_character_are_shown(tmp_path: Path, page: Page) -> None:

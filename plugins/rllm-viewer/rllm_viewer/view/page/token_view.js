@@ -131,7 +131,7 @@ class Tokens {
       }
     }
     replace(this.holder, this.flow);
-    if (this.sequences.every((sequence) => sequence.length === 0)) add(this.flow, [h("p", {}, "This rollout has no token ids: it was imported from a format that does not have them, and text is never tokenized again.")]);
+    if (this.sequences.every((sequence) => sequence.length === 0)) add(this.flow, [h("p", {}, `This rollout has no token ids: ${this.sequences.length ? "it was imported from a format that does not have them, and text is never tokenized again" : "no model call of it is recorded, as of a rollout that failed"}.`)]);
     let left = innerHeight - ABOVE;
     for (const chunk of this.chunks.keys()) {
       if (left <= 0) break;
