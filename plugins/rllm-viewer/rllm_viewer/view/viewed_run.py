@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rllm_core.errors import UserError
+from rllm_core.errors import DamagedFile, UserError
 from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.recorded import GROUPS
 from rllm_viewer import diagnosis, recordings, results
@@ -80,7 +80,8 @@ class ViewedRun:
                 about[name] = read()
             except (UserError, *results.DAMAGED) as error:
                 shown = results.result_of(self.path).error  # The page has this error from the run's summary.
-                if not str(error) or shown is None or str(error) not in shown:
+                why = str(error.__cause__ if isinstance(error, DamagedFile) else error)
+                if not why or shown is None or why not in shown:
                     about["problems"].append(f"{MISSING[name]}: {error}")
         if not len(self.index):
             try:
