@@ -63,7 +63,7 @@ class DatasetConfig(WorkflowConfig):
             ge=0,
             lt=1,
             allow_inf_nan=False,
-            description="Share of training rows to hold out, by hash, if no validation rows are set.",
+            description="Share of training rows to hold out, by a hash of the question, if no validation rows are set.",
         ),
     ] = 0.1
     question: Annotated[str, Field(min_length=1, description="Column with the question.")] = "question"
@@ -216,8 +216,8 @@ def _splits(config: DatasetConfig) -> tuple[Examples, dict[Split, Sequence[Task]
     held_out = train.held_out(config.held_out_share)
     if config.held_out_share > 0 and len(np.unique(held_out)) < 2:
         raise ConfigError(
-            f"{train_rows.source}: {counted(len(train), 'row')}, too few to hold {config.held_out_share:g} of them "
-            "out; set other rows for validation, or dataset.held_out_share = 0"
+            f"{train_rows.source}: {counted(len(train), 'row')}, too few different questions to hold "
+            f"{config.held_out_share:g} of them out; set other rows for validation, or dataset.held_out_share = 0"
         )
     return train, {"train": _Tasks(train, _where(~held_out)), "validation": _Tasks(train, _where(held_out))}
 

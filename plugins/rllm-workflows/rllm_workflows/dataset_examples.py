@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from array import array
 from collections.abc import Mapping
@@ -16,8 +17,11 @@ import numpy.typing as npt
 
 from rllm_core.errors import ConfigError
 from rllm_core.plugins.loading import suggest
+from rllm_core.text import counted
 from rllm_workflows import rewards
 from rllm_workflows.dataset_rows import DatasetRows, Row, check_columns
+
+logger = logging.getLogger(__name__)
 
 MAX_ID_CHARACTERS = 256
 
@@ -113,7 +117,7 @@ class Examples:
     Attributes:
         rows: Source to read rows from again.
         digests: Hashes of the content, ``(rows,)``, to detect later changes.
-        keys: Hashes of the rows' identities, ``(rows,)``.
+        questions: Hashes of the questions, ``(rows,)``; of the rows' identities if all questions are equal.
         answers: Hashes of all answers, sorted.
 
     Raises:
@@ -124,7 +128,7 @@ class Examples:
         self.rows = rows
         self._columns = columns
         self._reward = reward
-        digests, keys, answers = array("Q"), array("Q"), array("Q")
+        digests, keys, questions, answers = array("Q"), array("Q"), array("Q"), array("Q")
         kind = None
         for index, row in enumerate(rows):
             example = self._read(index, row)
@@ -136,12 +140,15 @@ class Examples:
                 )
             digests.append(example.digest)
             keys.append(example.key)
+            questions.append(_digest(" ".join(example.data["question"].casefold().split())))
             answers.extend(map(_digest, _stated(example.data["answer"])))
         if kind is None:
             raise ConfigError(f"{rows.source} has no rows")
-        self.digests, self.keys = np.array(digests, np.uint64), np.array(keys, np.uint64)
+        self.digests, identities = np.array(digests, np.uint64), np.array(keys, np.uint64)
         self.answers = np.unique(np.array(answers, np.uint64))
-        self._check_unique()
+        self._check_unique(identities)
+        asked = np.array(questions, np.uint64)
+        self.questions = asked if (asked != asked[0]).any() else identities
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -161,8 +168,11 @@ class Examples:
         return bool(np.isin(found, self.answers).any())
 
     def held_out(self, share: float) -> npt.NDArray[np.bool_]:
-        """Returns a mask of held-out rows, ``(rows,)``: about ``share``, by a machine-independent hash."""
-        return np.asarray(self.keys.astype(np.float64) / 2.0**64 < share)
+        """Returns a mask of held-out rows, ``(rows,)``: about ``share``, by a machine-independent hash of the question.
+
+        Rows with the same question are on the same side: a question that is trained says nothing about unseen ones.
+        """
+        return np.asarray(self.questions.astype(np.float64) / 2.0**64 < share)
 
     def _read(self, index: int, row: Row) -> Example:
         try:
@@ -172,9 +182,9 @@ class Examples:
         except ConfigError as error:
             raise ConfigError(f"{self.rows.where(index)}: {error}") from None
 
-    def _check_unique(self) -> None:
-        order = np.argsort(self.keys, kind="stable")
-        again = np.flatnonzero(self.keys[order][1:] == self.keys[order][:-1]) + 1
+    def _check_unique(self, keys: npt.NDArray[np.uint64]) -> None:
+        order = np.argsort(keys, kind="stable")
+        again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
         if len(again) == 0:
             return
         place = min(again, key=lambda position: order[position])
@@ -185,7 +195,7 @@ class Examples:
 
 
 def check_no_overlap(train: Examples, validation: Examples) -> None:
-    """Checks that two sources share no row.
+    """Checks that two sources share no row, and warns if they share questions.
 
     Raises:
         ConfigError: If a row is in both.
@@ -196,6 +206,16 @@ def check_no_overlap(train: Examples, validation: Examples) -> None:
         raise ConfigError(
             f"{validation.rows.where(int(at[place]))} is the same as {train.rows.where(int(other[place]))}; training "
             "and validation must not overlap"
+        )
+    trained = np.isin(validation.questions, train.questions)
+    if trained.any():
+        logger.warning(
+            "%s of the %s in %s ask a question that is also trained, the first in %s; the validation overestimates "
+            "what the model can do with new questions",
+            trained.sum(),
+            counted(len(validation), "row"),
+            validation.rows.source,
+            validation.rows.where(int(np.argmax(trained))),
         )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,39 @@ def test_ids_are_those_of_the_column_and_of_the_content_without_one(tmp_path):
         for p in (path, lines(tmp_path / "more.jsonl", *ROWS, *({**row, "n": row["n"] + 1000} for row in ROWS)))
     )
     assert held_out < more, "rows that are added move no other row to another split"
+
+
+@pytest.mark.parametrize("section", [{"id": "n"}, {"reward_columns": ("n",)}])
+def test_no_question_is_in_both_splits(tmp_path, section):
+    forms = (str, str.upper, lambda question: f"  {question} ".replace(" ", "\n "))
+    rows = [
+        {"n": f"{form}-{row['n']}", "question": change(row["question"]), "answer": str(form)}
+        for form, change in enumerate(forms)
+        for row in ROWS
+    ]
+    tasks = all_tasks(workflow_of(lines(tmp_path / "rows.jsonl", *rows), **section))
+    asked = {split: {"".join(t.data["question"].casefold().split()) for t in tasks[split]} for split in tasks}
+    assert not asked["train"] & asked["validation"]
+    assert len(asked["validation"]) * len(forms) == len(tasks["validation"]) > 0
+    assert len(tasks["train"]) + len(tasks["validation"]) == len(rows)
+
+
+def test_rows_with_one_question_are_split_by_what_else_they_have(tmp_path):
+    rows = [row | {"question": "Which level?"} for row in ROWS]
+    workflow = workflow_of(lines(tmp_path / "rows.jsonl", *rows), reward_columns=("n",))
+    assert 5 <= len(workflow.tasks("validation")) <= 40
+
+
+def test_a_question_in_both_files_is_a_warning(tmp_path, caplog):
+    train = lines(tmp_path / "a.jsonl", *ROWS[:9])
+    again = [ROWS[9], *(row | {"question": row["question"].upper(), "answer": "other"} for row in ROWS[7:9])]
+    workflow_of(train, validation_file=str(lines(tmp_path / "b.jsonl", *again)))
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert re.match(r"2 of the 3 .*b\.jsonl line 2", record.getMessage())
+    caplog.clear()
+    workflow_of(train, validation_file=str(lines(tmp_path / "c.jsonl", ROWS[9])))
+    assert not caplog.records
 
 
 def test_splits_are_the_same_in_another_process(tmp_path):
@@ -327,7 +361,7 @@ def test_empty_and_too_small_files(tmp_path):
         workflow_of(tmp_path / "broken.parquet")
     assert "\n" not in str(caught.value)
     one = lines(tmp_path / "one.jsonl", GOOD)
-    with pytest.raises(ConfigError, match=r"one.jsonl: 1 row, too few to hold 0.1 of them out"):
+    with pytest.raises(ConfigError, match=r"one.jsonl: 1 row, too few .* to hold 0.1 of them out"):
         workflow_of(one)
     assert len(workflow_of(one, held_out_share=0).tasks("train")) == 1
 
