@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections import Counter
 from itertools import islice
 
 import gymnasium
+import numpy
 import pytest
 from rllm_environments.gymnasium_text.audit import audits
 from rllm_environments.gymnasium_text.environment import TextEnvironment, newest_of
@@ -250,6 +252,37 @@ class Echo(gymnasium.Env):
 
     def step(self, action):
         return "", float(action == self.word), True, False, {}
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda self, action: ("", 1.0, True, {}), "ValueError: .*expected 5"),
+        (lambda self, action: ("", numpy.array([1.0]), True, False, {}), "TypeError"),
+        (lambda self, action: ("", math.nan, True, False, {}), "Bad-v0 returned the reward nan"),
+        (lambda self, action: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_an_environment_whose_step_is_unusable_is_refused(step, message):
+    gymnasium.register("Bad-v0", entry_point=type("Bad", (Echo,), {"step": step}), disable_env_checker=True)
+    try:
+        with pytest.raises(ConfigError, match=f"Bad-v0 is refused: it cannot be stepped: .*{message}"):
+            workflow_of(environment="Bad-v0")
+    finally:
+        del gymnasium.registry["Bad-v0"]
+
+
+def test_a_reward_that_is_no_number_names_the_environment_and_the_action():
+    class Late(Echo):
+        def step(self, action):
+            return "", math.inf if action == "late" else 0.0, False, False, {}
+
+    gymnasium.register("Late-v0", entry_point=Late)
+    try:
+        with pytest.raises(ValueError, match="Late-v0 returned the reward inf for action 'late'"):
+            played(workflow_of(environment="Late-v0"), ["early", "late"])
+    finally:
+        del gymnasium.registry["Late-v0"]
 
 
 def test_an_environment_of_ones_own_with_texts():

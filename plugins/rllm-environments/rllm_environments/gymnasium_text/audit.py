@@ -32,7 +32,7 @@ def _audited(name: str, spec: Any) -> dict[str, Any]:
     refused = refusal(spec)
     try:
         environment = TextEnvironment(name)
-        environment.check_reset()
+        environment.check_play()
     except ConfigError as error:
         return {"refused": refused or str(error).partition(" is refused: ")[2] or str(error)}
     limit = environment.turn_limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ OBSERVATION_NOTES: Mapping[str, str] = {
 _LEGACY = re.compile(r"_raise_(mujoco_py|shimmy)_error")
 _VERSION = re.compile(r"-v(\d+)$")
 MAX_DISCRETE = 1000
+STEP_FORM = "step must return (observation, reward, terminated, truncated, info), and not be async"
 
 
 def family(name: str) -> str:
@@ -147,6 +149,8 @@ class TextEnvironment:
         chosen = action if self.actions is None else int(space.start) + self._by_name[action.casefold()]
         with quiet():
             observation, reward, terminated, truncated, _ = self._env.step(chosen)
+        if not math.isfinite(reward):
+            raise ValueError(f"{self.name} returned the reward {reward} for action {action!r}; return a finite number")
         return ActionResult(self._text(observation), float(reward), bool(terminated), bool(truncated))
 
     def step(self, action: str) -> str | None:
@@ -167,16 +171,21 @@ class TextEnvironment:
         state = getattr(self._env.unwrapped, "hash", None)
         return str(state()) if callable(state) else text
 
-    def check_reset(self) -> None:
-        """Checks that a game can be started.
+    def check_play(self) -> None:
+        """Checks that a game can be started, and takes one action.
 
         Raises:
-            ConfigError: If no game can be started, for example because a library is missing.
+            ConfigError: If it cannot, for example because a library is missing, or ``step`` returns something else than
+                gymnasium requires.
         """
         try:
             self.reset(0)
         except Exception as error:  # third-party environment
             raise _unusable(self.name, "reset", error) from error
+        try:
+            self.act(self.legal_actions(random.Random(0))[0])
+        except Exception as error:  # third-party environment
+            raise _unusable(self.name, "stepped", error, STEP_FORM) from error
 
     @property
     def has_state_hash(self) -> bool:
@@ -225,7 +234,10 @@ def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ConfigError(f"gymnasium.imports: {module!r} cannot be imported: {error}") from error
+            raise ConfigError(
+                f"gymnasium.imports: {module!r} cannot be imported: {error}; name a module of an installed package, or "
+                "of a folder in PYTHONPATH"
+            ) from error
     known = list(gymnasium.registry)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3, 0.5)
@@ -252,11 +264,10 @@ def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
     return env
 
 
-def _unusable(name: str, what: str, error: Exception) -> ConfigError:
+def _unusable(name: str, what: str, error: Exception, advice: str = "see gymnasium.options") -> ConfigError:
     text = " ".join(str(error).split())
     return ConfigError(
-        f"gymnasium.environment: {name} is refused: it cannot be {what}: {type(error).__name__}: {text[:160]}; see "
-        "gymnasium.options"
+        f"gymnasium.environment: {name} is refused: it cannot be {what}: {type(error).__name__}: {text[:160]}; {advice}"
     )
 
 

@@ -99,7 +99,7 @@ class GymnasiumWorkflow(Workflow):
     def __init__(self, config: WorkflowConfig | None = None) -> None:
         super().__init__(config)
         made = self.made()
-        made.check_reset()
+        made.check_play()
         self._opening = f"{made.instructions()}\n\n" if self.config.instructions else ""
         self._solved_return = self.config.solved_return
         if self._solved_return is None:
