@@ -19,8 +19,11 @@ from rllm_local.vision import ImageSource, Placement, Vision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROBE_TOLERANCE = 0.1
-"""Of log-probabilities, in standard deviations of the logits; rounding to bfloat16 changes less, wrong states more."""
+PROBE_TOLERANCE = 0.25
+"""Of the mean difference of log-probabilities, in standard deviations of the logits.
+
+Rounding to bfloat16 changes 0.01, and more where a token is just routed to another expert; wrong states change 1.
+"""
 
 
 class Decoder(Protocol):
@@ -191,7 +194,7 @@ class TransformersDecoder:
             last = self.step(token.expand(2))
         self.release()
         errors = (torch.cat([*found, last[:1]]).log_softmax(-1) - plain.log_softmax(-1)).abs()
-        return bool((errors <= PROBE_TOLERANCE * plain.std(-1, keepdim=True)).all())
+        return bool((errors.mean(-1) <= PROBE_TOLERANCE * plain.std(-1)).all())
 
     def release(self) -> None:
         """See `Decoder`."""

@@ -78,7 +78,7 @@ def model_of(architecture: str) -> PreTrainedModel:
     return model.eval()
 
 
-def trainer_of(architecture: str) -> LocalTrainer:
+def trainer_of(architecture: str, autocast_dtype: torch.dtype | None = None) -> LocalTrainer:
     return LocalTrainer(
         model=model_of(architecture),
         loss=ReinforceLoss(),
@@ -87,6 +87,7 @@ def trainer_of(architecture: str) -> LocalTrainer:
         optimizer_config=OptimizerConfig(learning_rate=1e-3),
         share_prefixes=True,
         max_batch_tokens=4096,
+        autocast_dtype=autocast_dtype,
     )
 
 
@@ -133,9 +134,10 @@ def test_training_computes_the_logprobs_of_transformers(architecture: str, lengt
         assert np.abs(found - plain_logprobs(trainer.model, sample)).max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ALL)
-def test_prefixes_are_shared_where_that_changes_no_number(architecture: str) -> None:
-    rows = trainer_of(architecture).batch(GROUPS["short"](), skip_zero_advantages=False).rows
+def test_prefixes_are_shared_where_that_changes_no_number(architecture: str, dtype: torch.dtype | None) -> None:
+    rows = trainer_of(architecture, dtype).batch(GROUPS["short"](), skip_zero_advantages=False).rows
     assert any(row.is_tree for row in rows) == (architecture not in SEPARATE)
 
 
@@ -170,16 +172,18 @@ def test_sampling_computes_the_logits_of_transformers(architecture: str) -> None
     assert torch.allclose(found.log_softmax(-1), torch.stack(expected).log_softmax(-1), atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ALL)
-def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str) -> None:
-    decoder = make_decoder(model_of(architecture), LocalConfig(device="cpu"), shares_weights=True)
+def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str, dtype: Any) -> None:
+    decoder = make_decoder(model_of(architecture), LocalConfig(device="cpu", dtype=dtype), shares_weights=True)
     assert isinstance(decoder, FusedDecoder if architecture == "Llama" else TransformersDecoder)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", REJECTED)
-def test_a_model_that_is_sampled_with_other_logits_is_rejected(architecture: str) -> None:
+def test_a_model_that_is_sampled_with_other_logits_is_rejected(architecture: str, dtype: Any) -> None:
     with pytest.raises(ConfigError, match="cannot sample from models of type 'mamba'"):
-        make_decoder(model_of(architecture), LocalConfig(device="cpu"), shares_weights=True)
+        make_decoder(model_of(architecture), LocalConfig(device="cpu", dtype=dtype), shares_weights=True)
 
 
 @pytest.mark.parametrize(("architecture", "positions"), [("Llama", 512), ("Bloom", None)])
