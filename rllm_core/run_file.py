@@ -118,7 +118,7 @@ def tables_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tables of settings from Python: ``{"training.steps": 5}`` or ``{"training": {"steps": 5}}``.
 
     Raises:
-        ConfigError: If it is no mapping, a key is malformed or given twice, or a value is a function or a class.
+        ConfigError: If it is no mapping, a key is malformed, or a value is a function or a class.
     """
     if not isinstance(settings, Mapping):
         kind = type(settings).__name__
@@ -132,9 +132,6 @@ def tables_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         nested: Any = {last: _plain(value, key)}
         for part in reversed(outer):
             nested = {part: nested}
-        given = set(leaf_keys(tables))
-        for twice in given.intersection(leaf_keys(nested)):
-            raise ConfigError(f"settings: {twice!r} is given twice, as one key and in a table; give it once")
         tables = merged(tables, nested)
     return tables
 

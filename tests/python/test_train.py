@@ -221,8 +221,6 @@ def test_numbers_of_numpy_are_those_of_python(value: Any) -> None:
             r"dataset.reward is a function .* './score.py'",
         ),
         (lambda: rllm_core.train("sort", {"training.": 3}), "'training.' must have the form"),
-        (lambda: rllm_core.train("sort", {"training.steps": 4, "training": {"steps": 5}}), "'training.steps' is given"),
-        (lambda: rllm_core.train("sort", {"training": {"steps": 5}, "training.steps": 5}), "'training.steps' is given"),
         (lambda: rllm_core.train("sort", {3: 3}), "3 must have the form"),  # type: ignore[dict-item]
         (lambda: rllm_core.train("sort", ["a.b=3"]), "settings must be a dictionary such as"),  # type: ignore[arg-type]
         (lambda: rllm_core.train(3), "3 is not the name of a workflow"),  # type: ignore[arg-type]
