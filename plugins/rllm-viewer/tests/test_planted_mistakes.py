@@ -69,8 +69,10 @@ def written(path: Path, lines: list[dict[str, str]]) -> Path:
 
 
 def swapped(path: Path) -> Path:
+    """Writes rows whose answers belong to others; without the rows whose letters are those of the other, by chance."""
     right = rows()
-    return written(path, [row | {"answer": right[place - 7]["answer"]} for place, row in enumerate(right)])
+    pairs = [(row, right[place - 7]["answer"]) for place, row in enumerate(right)]
+    return written(path, [row | {"answer": answer} for row, answer in pairs if answer != row["answer"]])
 
 
 def function(path: Path, returned: str) -> str:
@@ -144,7 +146,8 @@ MISTAKES = {
     ),
     "labels-swapped": (
         "the expected answers belong to other rows",
-        lambda d: [f"dataset.train_file={swapped(d / 's.jsonl')}"],
+        # One answer in 24 is right for the question, so it takes many to meet expected answers of other rows.
+        lambda d: [f"dataset.train_file={swapped(d / 's.jsonl')}", "training.groups_per_step=16"],
     ),
     "duplicates": ("is the same as", lambda d: [f"dataset.train_file={written(d / 'd.jsonl', rows() + rows()[:3])}"]),
     "one-rollout": ("rollouts_per_group = 1 is too small", lambda d: ["training.rollouts_per_group=1"]),
