@@ -138,7 +138,7 @@ class RunDir:
         Raises:
             RunError: If the file is damaged.
         """
-        return read_json(self.path / name)
+        return read_json(self.path / name, self.named / name)
 
     def sync(self) -> dict[str, int]:
         """Syncs all lines to disk and returns the files' lengths in bytes."""

@@ -157,12 +157,16 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError as error:
-            raise _damaged(f"{path} line {number}", error) from error
+            raise damaged(f"{path} line {number}", error) from error
     return found
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, named: Path | None = None) -> Any:
     """Reads a JSON file; None if it does not exist.
+
+    Args:
+        path: The file.
+        named: Its path as the user gave it, for the error; None for ``path``.
 
     Raises:
         DamagedFile: If it is not JSON.
@@ -170,8 +174,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
-        raise _damaged(path, error) from error
+        raise damaged(named or path, error) from error
 
 
-def _damaged(what: object, error: Exception) -> DamagedFile:
+def damaged(what: object, error: Exception) -> DamagedFile:
+    """Returns the error for a file, or a line of it, that cannot be read."""
     return DamagedFile(f"{what} is damaged: {error}; restore the file from a copy")

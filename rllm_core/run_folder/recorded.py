@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_core.errors import DamagedFile, RunError
+from rllm_core.errors import RunError
 from rllm_core.run_folder.groups import RecordedGroup, mean
-from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.journal import damaged, read_json_lines
 
 GROUPS = "groups"
 INDEX = "groups_index"
@@ -87,7 +87,7 @@ def index_of(run: Path) -> list[IndexedGroup]:
     try:
         return [IndexedGroup(**line) for line in read_json_lines(path)]
     except TypeError as error:
-        raise DamagedFile(f"{path} is damaged: {error}; restore the file from a copy") from error
+        raise damaged(path, error) from error
 
 
 def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:
