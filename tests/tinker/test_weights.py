@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rllm_tinker.backend import TinkerBackend
 from rllm_tinker.losses import LOSSES
+from rllm_tinker.remote import RemotePolicy
 from server import ENGINE
 
 from rllm_core.backend import OptimizerStep, Policy, PolicyUpdate
@@ -52,6 +53,11 @@ async def train(backend: TinkerBackend, *passes: Sequence[TrainingSample], step:
 
 async def logprobs_of(backend: TinkerBackend, *samples: TrainingSample, policy: Policy = "current") -> list[Floats]:
     return (await backend.compute_logprobs(rows(samples), policy))[: len(samples)]
+
+
+def policy_of(backend: TinkerBackend) -> RemotePolicy:
+    assert backend._policy is not None
+    return backend._policy
 
 
 async def begin(backend: TinkerBackend, parser: Any) -> Any:
@@ -272,11 +278,12 @@ async def test_adapters_of_another_rank_are_refused_with_both(server, make_backe
     await backend.shutdown()
 
 
-class Overtaken:
-    """A training client that triggers SkyRL's race: the optimizer step arrives before its gradient."""
+class Sent:
+    """A training client that leaves no choice to SkyRL's engine, which polls for passes and optimizer steps in turn."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, step_first: bool) -> None:
         self.client = client
+        self.step_first = step_first
         self.held: list[Any] = []
 
     def forward_backward(self, *arguments: Any) -> concurrent.futures.Future[Any]:
@@ -284,10 +291,13 @@ class Overtaken:
         return self.held[-1][1]
 
     def optim_step(self, adam: Any) -> Any:
-        stepped = self.client.optim_step(adam)
+        stepped = self.client.optim_step(adam) if self.step_first else None
         for arguments, answer in self.held:
-            late = self.client.forward_backward(*arguments).future()
-            late.add_done_callback(lambda done, answer=answer: answer.set_result(done.result()))
+            passed = self.client.forward_backward(*arguments).future()
+            passed.add_done_callback(lambda done, answer=answer: answer.set_result(done.result()))
+        if stepped is None:
+            concurrent.futures.wait([answer for _, answer in self.held])
+            stepped = self.client.optim_step(adam)
         return stepped
 
     def __getattr__(self, name: str) -> Any:
@@ -297,16 +307,15 @@ class Overtaken:
 async def test_a_step_that_went_ahead_of_its_gradient_is_done_again(server, make_backend, parser, sample_of) -> None:
     up, down = sample_of(ANSWER, 1.0), sample_of(LONG_ANSWER, -1.0)
     found = []
-    for is_overtaken in (False, True):
+    for step_first in (False, True):
         backend = make_backend(server)
         await begin(backend, parser)
         await train(backend, [up], step=1)
-        policy = backend._policy
-        assert policy is not None
-        if is_overtaken:
-            policy._trainer = Overtaken(policy._trainer)
+        policy = policy_of(backend)
+        policy._trainer = Sent(policy._trainer, step_first=step_first)
+        earlier = policy.recoveries
         norm = (await train(backend, [down], step=2))["grad_norm"]
-        assert policy.recoveries == is_overtaken
+        assert policy.recoveries - earlier == step_first
         found.append([np.array([norm]), *await logprobs_of(backend, up, down)])
         await backend.shutdown()
     for mine, theirs in zip(*found, strict=True):
