@@ -20,6 +20,7 @@ pickling and deep copies without loss. Text is Unicode: half a surrogate pair is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -213,9 +214,7 @@ class Trajectory(Record):
     @property
     def has_reward(self) -> bool:
         """Whether any reward is set, so that `total_reward` is defined."""
-        return self.reward is not None or any(
-            step.reward is not None or step.token_rewards is not None for step in self.steps
-        )
+        return self.reward is not None or any(s.reward is not None or s.token_rewards is not None for s in self.steps)
 
     @property
     def total_reward(self) -> float:
@@ -297,6 +296,12 @@ class Episode(Record):
         """Oldest weight version among its sampled steps."""
         versions = [s.weight_version for t in self.trajectories for s in t.steps if s.weight_version is not None]
         return min(versions, default=None)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean total reward of its trainable trajectories; None if they have none."""
+        rewards = [t.total_reward for t in self.trajectories if t.trainable and t.has_reward]
+        return fmean(rewards) if rewards else None
 
 
 class TrajectoryGroup(Record):

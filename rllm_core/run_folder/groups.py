@@ -67,8 +67,8 @@ class RecordedRollout:
 
     @property
     def reward(self) -> float | None:
-        """Mean total reward of its trainable trajectories; None if they have none."""
-        return mean([t.total_reward for t in self.episode.trajectories if t.trainable and t.has_reward])
+        """Reward of its episode."""
+        return self.episode.reward
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from rllm_core.run_folder.results import metric_means
 from rllm_core.runs import launch
 from rllm_core.training.rollouts import Rollout, RolloutRunner
 from rllm_core.training.scoring import Scoring
-from rllm_core.training.validation import play_all, rewards_of
+from rllm_core.training.validation import play_all
 from rllm_core.workflow import ENDLESS, Split
 
 BOOTSTRAP_RESAMPLES = 2000
@@ -210,7 +210,7 @@ def _measured(rollouts: Sequence[Rollout], failures: FirstFailures, ks: Sequence
     finished = [episode for episode in episodes if episode.trajectories]
     if not finished:
         raise RunError(f"all {len(episodes)} rollouts failed, the first with: {episodes[0].error}")
-    rewards = rewards_of(finished)
+    rewards = [reward for episode in finished if (reward := episode.reward) is not None]
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for episode in finished:
         if episode.is_correct is not None:

@@ -10,7 +10,6 @@ from typing import Any
 from rllm_core.algorithms.task_sampler import GroupResult, Outcome, TaskSampler, check_same_tasks, checked_positions
 from rllm_core.returned_values import checked, finite_numbers, json_object
 from rllm_core.training.group import Group
-from rllm_core.training.validation import rewards_of
 from rllm_core.types import Task
 
 
@@ -60,7 +59,7 @@ class TaskDraws:
 
     def ended(self, group: Group, outcome: Outcome, reason: str) -> None:
         """Keeps the result of a group that will not be started again."""
-        rewards = rewards_of(group.episodes)
+        rewards = [reward for episode in group.episodes if (reward := episode.reward) is not None]
         judged = [episode.is_correct for episode in group.episodes if episode.is_correct is not None]
         self._results.append(
             GroupResult(

@@ -22,7 +22,6 @@ from rllm_core.seeds import derive_seed
 from rllm_core.services import Score
 from rllm_core.training.requests import RequestMerger
 from rllm_core.training.rollouts import Rollout, RolloutRunner
-from rllm_core.training.validation import rewards_of
 from rllm_core.types import Episode, MessageLike, SamplingParams, Step, Task, Trajectory, freeze
 
 SCORE = "group_scorer"
@@ -217,10 +216,9 @@ class Scoring:
     def _with_score(self, episode: Episode, scores: Mapping[str, Score | None], error: str | None) -> Episode:
         """Replaces the rewards of an episode's trainable trajectories with its score."""
         score = scores[episode.rollout_id]
-        before = rewards_of([episode])
         written: dict[str, Any] = {"name": self._name, "reward": None if score is None else float(score)}
-        if before:
-            [written["workflow_reward"]] = before
+        if (before := episode.reward) is not None:
+            written["workflow_reward"] = before
         if error is not None:
             written["error"] = error
         numbers: dict[str, float] = {}

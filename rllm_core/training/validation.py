@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 
@@ -61,12 +60,6 @@ def plan(tasks: Sequence[Task], rollouts: int, *, samples: bool) -> list[tuple[T
     return spread(tasks, rollouts if samples else min(rollouts, len(tasks)))
 
 
-def rewards_of(episodes: Sequence[Episode]) -> list[float]:
-    """Returns the mean total reward of the trainable trajectories of each episode that has any."""
-    rewarded = [[t.total_reward for t in e.trajectories if t.trainable and t.has_reward] for e in episodes]
-    return [fmean(rewards) for rewards in rewarded if rewards]
-
-
 def written_samples(episodes: Sequence[Episode]) -> list[TrainingSample]:
     """Builds samples of the target tokens in these episodes, with zero advantages."""
     samples = []
@@ -91,7 +84,7 @@ def summarize(
 ) -> ValidationResult:
     """Summarizes a validation over its successful rollouts."""
     finished = [episode for episode in episodes if episode.trajectories]
-    rewards = rewards_of(finished)
+    rewards = [reward for episode in finished if (reward := episode.reward) is not None]
     judged = [episode.is_correct for episode in finished if episode.is_correct is not None]
     return ValidationResult(
         step=step,

@@ -434,6 +434,13 @@ def test_a_missing_reward_is_no_reward_of_zero() -> None:
     assert Trajectory(steps=[step], reward=0.0).total_reward == 0.0
 
 
+def test_the_reward_of_an_episode_is_the_mean_of_its_trainable_trajectories() -> None:
+    recorded_only, without = Trajectory(reward=9.0, trainable=False), Trajectory()
+    solvers = [Trajectory(role="solver", reward=1.0), Trajectory(role="judge", reward=0.5)]
+    assert Episode(task_id="t", trajectories=[*solvers, recorded_only, without]).reward == 0.75
+    assert Episode(task_id="t", trajectories=[recorded_only, without]).reward is None
+
+
 def test_a_failure_is_told_from_an_end() -> None:
     failures = {reason for reason in TerminationReason if reason.is_failure}
     assert failures == {"timeout", "engine_error", "error", "cancelled", "worker_lost"}
