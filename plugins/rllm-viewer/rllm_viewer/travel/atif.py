@@ -14,7 +14,7 @@ from rllm_core.errors import ConfigError
 from rllm_core.version import __version__
 from rllm_viewer.travel import rllm_extra
 from rllm_viewer.travel.contract import Format, Imported, Located, Row, Source
-from rllm_viewer.travel.conversations import JsonMessage, StepConversation, conversations_of
+from rllm_viewer.travel.conversations import JsonMessage, StepConversation, ToolCall, conversations_of
 from rllm_viewer.travel.fields import ALL, Losses, json_of, same_json
 from rllm_viewer.travel.rllm_extra import KEY
 from rllm_viewer.travel.selection import Picked
@@ -109,7 +109,7 @@ def _native(message: JsonMessage) -> Row:
         if isinstance(message.get("reasoning_content"), str):
             step["reasoning_content"] = message["reasoning_content"]
         if calls := message.get("tool_calls"):
-            step["tool_calls"] = [_native_call(call, at) for at, call in enumerate(calls)]
+            step["tool_calls"] = [_native_call(ToolCall.of(call, at)) for at, call in enumerate(calls)]
     return step
 
 
@@ -118,21 +118,8 @@ def _texts(content: Any) -> list[str]:
     return [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
 
 
-def _native_call(call: Any, at: int) -> Row:
-    call = call if isinstance(call, Mapping) else {}
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = {}
-    return {
-        "tool_call_id": str(call.get("id") or at),
-        "function_name": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, dict) else {},
-    }
+def _native_call(call: ToolCall) -> Row:
+    return {"tool_call_id": call.call_id, "function_name": call.name, "arguments": call.parsed_arguments}
 
 
 def _observe(step: Row, message: JsonMessage) -> None:

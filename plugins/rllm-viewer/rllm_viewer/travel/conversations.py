@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,38 @@ class StepConversation:
     def json_messages(self) -> list[JsonMessage]:
         """Returns the messages as JSON data."""
         return [thaw(message) for message in self.messages]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call of a message; what has another type than it should is left out.
+
+    Attributes:
+        arguments: JSON text in most messages, JSON data in some.
+    """
+
+    call_id: str
+    name: str
+    arguments: Any
+
+    @classmethod
+    def of(cls, call: Any, at: int) -> ToolCall:
+        """Reads the call at position ``at`` of a message; the position serves as the id of a call without one."""
+        call = call if isinstance(call, Mapping) else {}
+        function = call.get("function")
+        function = function if isinstance(function, Mapping) else {}
+        return cls(str(call.get("id") or at), str(function.get("name") or ""), function.get("arguments"))
+
+    @property
+    def parsed_arguments(self) -> dict[str, Any]:
+        """Arguments by name; empty if they are no JSON object."""
+        arguments = self.arguments
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {}
+        return arguments if isinstance(arguments, dict) else {}
 
 
 def conversations_of(steps: Sequence[Step], losses: Losses) -> Iterator[StepConversation]:

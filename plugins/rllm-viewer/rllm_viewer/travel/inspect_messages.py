@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllm_viewer.travel.contract import Row
-from rllm_viewer.travel.conversations import JsonMessage
+from rllm_viewer.travel.conversations import JsonMessage, ToolCall
 from rllm_viewer.travel.fields import same_json
 from rllm_viewer.travel.rllm_extra import KEY
 
@@ -68,7 +68,7 @@ def _native(message: JsonMessage) -> Row:
         text = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
         found["content"] = [{"type": "reasoning", "reasoning": message["reasoning_content"]}, *text]
     if role == "assistant" and (calls := message.get("tool_calls")):
-        found["tool_calls"] = [_call(call, at) for at, call in enumerate(calls)]
+        found["tool_calls"] = [_call(ToolCall.of(call, at)) for at, call in enumerate(calls)]
     if role == "tool" and isinstance(message.get("tool_call_id"), str):
         found["tool_call_id"] = message["tool_call_id"]
     return found
@@ -100,19 +100,5 @@ def _content(content: Any) -> tuple[Any, str]:
     return parts, reasoning
 
 
-def _call(call: Any, at: int) -> Row:
-    call = call if isinstance(call, Mapping) else {}
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = {}
-    return {
-        "id": str(call.get("id") or at),
-        "function": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, dict) else {},
-        "type": "function",
-    }
+def _call(call: ToolCall) -> Row:
+    return {"id": call.call_id, "function": call.name, "arguments": call.parsed_arguments, "type": "function"}

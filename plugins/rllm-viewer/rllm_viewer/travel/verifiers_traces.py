@@ -14,7 +14,7 @@ from rllm_core.types import Step, Trajectory
 from rllm_core.version import __version__
 from rllm_viewer.travel import rllm_extra
 from rllm_viewer.travel.contract import Format, Imported, Located, Row, Source
-from rllm_viewer.travel.conversations import JsonMessage, conversations_of
+from rllm_viewer.travel.conversations import JsonMessage, ToolCall, conversations_of
 from rllm_viewer.travel.fields import ALL, Losses, json_of, same_json
 from rllm_viewer.travel.rllm_extra import KEY
 from rllm_viewer.travel.selection import Picked
@@ -147,7 +147,7 @@ def _native(message: JsonMessage) -> Row:
         if isinstance(message.get("reasoning_content"), str):
             found["reasoning_content"] = message["reasoning_content"]
         if calls := message.get("tool_calls"):
-            found["tool_calls"] = [_native_call(call, at) for at, call in enumerate(calls)]
+            found["tool_calls"] = [_native_call(ToolCall.of(call, at)) for at, call in enumerate(calls)]
         return found
     if role == "tool":
         found = {"role": role, "tool_call_id": str(message.get("tool_call_id") or ""), "content": content or ""}
@@ -155,16 +155,9 @@ def _native(message: JsonMessage) -> Row:
     return {"role": role if role in ("system", "user") else "system", "content": content or ""}
 
 
-def _native_call(call: Any, at: int) -> Row:
-    call = call if isinstance(call, Mapping) else {}
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    arguments = function.get("arguments")
-    return {
-        "id": str(call.get("id") or at),
-        "name": str(function.get("name") or ""),
-        "arguments": arguments if isinstance(arguments, str) else "",
-    }
+def _native_call(call: ToolCall) -> Row:
+    arguments = call.arguments if isinstance(call.arguments, str) else ""
+    return {"id": call.call_id, "name": call.name, "arguments": arguments}
 
 
 def _message(native: Mapping[str, Any]) -> JsonMessage:
