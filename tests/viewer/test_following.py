@@ -144,7 +144,7 @@ def test_what_is_shown_can_be_copied(server: ViewServer, folder: Path, page: Pag
 
 def test_the_file_opens_from_disk_with_its_views(server: ViewServer, tmp_path: Path, page: Page) -> None:
     run = server.answers.runs[0]
-    rows = [row for row in run.index.rows() if row.step <= 3]
+    rows = [row for row in run.index.rows() if row.step <= 5]
     one_file.write(run, rows, tmp_path / "page.html")
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-opened]")
@@ -157,3 +157,6 @@ def test_the_file_opens_from_disk_with_its_views(server: ViewServer, tmp_path: P
     page.keyboard.press("r")
     page.fill("#query", "result 2")
     expect(page.get_by_text("found in 1 rollouts")).to_be_visible()
+    for query, count in (("assistant", 0), ('{"answer": [1', 1), ("user", 0)):  # texts, not how a file writes them
+        page.fill("#query", query)
+        expect(page.get_by_text(f"found in {count} rollouts")).to_be_visible()

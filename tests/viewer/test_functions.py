@@ -132,3 +132,12 @@ def test_tokens_have_their_numbers(page_folder: Path) -> None:
         [None, -1, None], [None, 0.2, None], [None, 0.5, None], [None, 3, None], [None, None, None],
     ]  # fmt: skip
     assert (is_control, shown, unknown) == (True, "<|e|>", "⟨4⟩")
+
+
+def test_no_character_is_cut_in_two(page_folder: Path) -> None:
+    picture = "\U0001f600"
+    text = json.dumps(f"a{picture}b{picture}{picture}")
+    cuts = results(page_folder, "text", f"[0, 1, 2, 3, 4, 5, 6, 7, 8].map((at) => m.outOfCharacter({text}, at))")
+    assert cuts == [0, 1, 1, 3, 4, 4, 6, 6, 8]
+    one, other = json.dumps(f"same {picture}"), json.dumps("same \U0001f601")
+    assert results(page_folder, "blocks", f"m.common({one}, {other})") == len("same ")

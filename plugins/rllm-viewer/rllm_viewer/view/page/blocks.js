@@ -2,7 +2,7 @@
 
 import { folded, h, long } from "./dom.js";
 import { between } from "./scales.js";
-import { counted, extremes, number, pretty, prettyText, share, signed } from "./text.js";
+import { counted, extremes, number, outOfCharacter, pretty, prettyText, share, signed } from "./text.js";
 
 // Outcomes that need no explanation: imported rollouts are not trained here.
 export const EXPECTED = new Set(["trained", "validation", "imported"]);
@@ -175,5 +175,5 @@ export function common(one, other) {
   const length = Math.min(one.length, other.length);
   let same = 0;
   while (same < length && one[same] === other[same]) same += 1;
-  return same;
+  return outOfCharacter(one, same);
 }

@@ -1,6 +1,6 @@
 // Elements are made of text nodes only: no text of a run can become markup, an address or a style.
 
-import { parts, plain } from "./text.js";
+import { outOfCharacter, parts, plain } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const DRAWN = new Set(["svg", "path", "circle", "line", "g", "text", "polygon", "rect", "title"]);
@@ -46,12 +46,13 @@ export function renew(element, ...children) {
 export function long(text, limit = 6000, kind = "pre") {
   const value = String(text);
   if (value.length <= limit) return h(kind, { class: "text" }, value);
-  const box = h(kind, { class: "text" }, value.slice(0, limit));
-  const left = value.length - limit;
+  const first = outOfCharacter(value, limit);
+  const box = h(kind, { class: "text" }, value.slice(0, first));
+  const left = value.length - first;
   const more = h("button", { type: "button", class: "more", onclick: () => show() }, `show ${left.toLocaleString("en-US")} more characters`);
   const show = () => {
-    const start = Number(box.dataset.shown || limit);
-    const stop = Math.min(value.length, start + 20 * limit);
+    const start = Number(box.dataset.shown || first);
+    const stop = outOfCharacter(value, Math.min(value.length, start + 20 * limit));
     add(box, [value.slice(start, stop)]);
     box.dataset.shown = stop;
     if (stop === value.length) more.remove();

@@ -179,13 +179,25 @@ async function searchFile(run, filter, hits, found) {
   }
   for (const row of run.rows) {
     const group = await get(`/api/run/${run.number}/group/${row.id}`);
-    const shared = JSON.stringify([group.task, group.openings]);
+    const shared = [...textsIn(group.task), ...group.openings.flatMap((one) => (one ? ofMessages(one.messages) : []))];
     group.rollouts.forEach((rollout, at) => {
-      const text = JSON.stringify([rollout.trajectories.map((one) => one.steps.map((step) => [step.messages, step.response, step.sampled])), rollout.error]);
-      const match = pattern.exec(text) || pattern.exec(shared);
+      const steps = rollout.trajectories.flatMap((one) => one.steps);
+      const own = steps.flatMap((step) => [...ofMessages(step.messages), ...ofMessages([step.response]), ...textsIn(step.sampled)]);
+      let match = null;
+      for (const text of [...own, ...textsIn(rollout.error), ...shared]) match = match || pattern.exec(text);
       if (match) hits.set(`${row.id}.${at}`, { id: row.id, rollout: at, where: "", before: "", found: match[0], after: "", places: 1 });
     });
   }
   found(hits, run.size, true);
   return hits;
+}
+
+function ofMessages(messages) {
+  return messages.flatMap((message) => textsIn({ ...message, role: null }));
+}
+
+// Returns the texts in JSON data, without the names of its fields.
+function textsIn(value) {
+  if (value === null || value === undefined) return [];
+  return typeof value === "object" ? Object.values(value).flatMap(textsIn) : [String(value)];
 }

@@ -89,6 +89,11 @@ export function extremes(values) {
   return [low, high];
 }
 
+// Moves a position out of the middle of a character of two units.
+export function outOfCharacter(text, at) {
+  return /[\ud800-\udbff]/.test(text[at - 1] ?? "") && /[\udc00-\udfff]/.test(text[at] ?? "") ? at - 1 : at;
+}
+
 export function mean(values) {
   const known = values.filter((value) => typeof value === "number");
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
