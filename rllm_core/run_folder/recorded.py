@@ -83,11 +83,15 @@ def index_of(run: Path) -> list[IndexedGroup]:
     Raises:
         DamagedFile: If the index is damaged.
     """
-    path = run / f"{INDEX}.jsonl"
+    path, groups = run / f"{INDEX}.jsonl", run / f"{GROUPS}.jsonl"
+    has_groups = groups.is_file() and groups.stat().st_size > 0  # a running run writes them before their index
     try:
-        return [IndexedGroup(**line) for line in read_json_lines(path)]
+        entries = [IndexedGroup(**line) for line in read_json_lines(path)]
     except TypeError as error:
         raise damaged(path, error) from error
+    if has_groups and not entries:
+        raise damaged(path, ValueError(f"it is missing or empty, but {groups.name} has groups"))
+    return entries
 
 
 def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:

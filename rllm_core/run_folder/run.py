@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.run_folder.groups import RecordedGroup
-from rllm_core.run_folder.journal import read_json, read_json_lines
+from rllm_core.run_folder.journal import damaged, read_json, read_json_lines
 from rllm_core.run_folder.recorded import group_at, index_of
 from rllm_core.text import printable
 from rllm_core.types import Episode
@@ -46,7 +46,11 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Tables of the resolved run file."""
-        return tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
+        path = self.path / "run.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise damaged(path, error) from error
 
     @property
     def status(self) -> str:
@@ -56,8 +60,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``; empty while the run is active, or if it was killed."""
-        found: dict[str, Any] = read_json(self.path / "summary.json") or {}
-        return found
+        return summary_of(self.path) or {}
 
     @property
     def metrics(self) -> Any:
@@ -116,7 +119,11 @@ class Run:
         return figure
 
     def __repr__(self) -> str:
-        return f"Run({printable(str(self.path))!r}): {self._outcome()}"
+        try:
+            outcome = self._outcome()
+        except (RunError, OSError, LookupError, TypeError, ValueError) as error:
+            outcome = str(error)  # a notebook shows it at the end of a cell that worked
+        return f"Run({printable(str(self.path))!r}): {printable(outcome)}"
 
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
@@ -132,6 +139,19 @@ class Run:
                 parts.append(f"{key} " + " -> ".join(f"{value:.3f}" for value in change))
                 break
         return ", ".join(parts)
+
+
+def summary_of(run: Path) -> dict[str, Any] | None:
+    """Returns ``summary.json``; None for a run that has not ended or was killed.
+
+    Raises:
+        DamagedFile: If the file is damaged.
+    """
+    path = run / "summary.json"
+    found = read_json(path)
+    if found is not None and not isinstance(found, dict):
+        raise damaged(path, TypeError("it is not a JSON object"))
+    return found
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

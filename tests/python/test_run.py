@@ -126,12 +126,16 @@ def test_groups_and_episodes_by_step(run: rllm_core.Run) -> None:
         ("summary.json", '{"status": "comp', lambda run: run.status),
         ("groups_index.jsonl", "{}\n5\n", lambda run: list(run.groups())),
         ("groups_index.jsonl", '{"offset": 0}\n', lambda run: list(run.groups())),
+        ("groups_index.jsonl", "", lambda run: list(run.groups())),
+        ("summary.json", "[1]", lambda run: run.status),
+        ("run.toml", "[training", lambda run: run.config),
     ],
 )
 def test_a_damaged_file_is_named(run: rllm_core.Run, file: str, damaged: str, read: Any) -> None:
     (run.path / file).write_text(damaged, encoding="utf-8")
     with pytest.raises(RunError, match=re.escape(str(run.path / file))):
         read(run)
+    assert "\n" not in repr(run), "a notebook shows it, whatever the folder has"
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -40,11 +40,7 @@ def index_of(run: Path) -> list[IndexedGroup]:
         RunError: If the index is damaged.
     """
     kept = tables_of(run).get("training", {}).get("groups_kept_per_step")
-    file, groups = run / f"{recorded.INDEX}.jsonl", run / f"{recorded.GROUPS}.jsonl"
-    has_groups = groups.is_file() and groups.stat().st_size > 0  # a running run writes them before their index
     entries = recorded.index_of(run)
-    if not entries and has_groups:
-        raise RunError(f"{file} is missing or empty, but {groups.name} has groups; restore the file from a copy")
     if not entries and kept is None:
         raise ConfigError(
             f"{run} has no recorded groups: the version of rllm-core that wrote it did not record them. A new run "

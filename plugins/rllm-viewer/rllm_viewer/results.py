@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rllm_core.errors import ConfigError, RunError
-from rllm_core.run_folder.journal import read_json, read_json_lines
+from rllm_core.errors import ConfigError, RunError, UserError
+from rllm_core.run_folder.journal import read_json_lines
+from rllm_core.run_folder.run import summary_of
 from rllm_core.text import counted
 
 VALIDATION_MEASURES = ("solved", "reward_mean", "nll_per_token")
@@ -67,7 +68,7 @@ def result_of(run: Path) -> RunResult:
     """Returns the result of a run; a damaged folder also gives a result."""
     try:
         return _result(run)
-    except (RunError, *DAMAGED) as error:
+    except (UserError, *DAMAGED) as error:
         what = f"{error.filename or run}: {error.strerror}" if isinstance(error, OSError) else str(error)
         return RunResult(run, "damaged", error=what or type(error).__name__, changed=_changed(run))
 
@@ -109,18 +110,6 @@ def where_rollouts_ran(run: Path) -> str | None:
     if host["restarts"]:
         lost = f"; lost {counted(host['restarts'], 'worker')}, with {counted(host['lost_rollouts'], 'rollout')}"
     return f"rollouts ran in {host['where']}{lost}"
-
-
-def summary_of(run: Path) -> dict[str, Any] | None:
-    """Returns ``summary.json``; None for a run that has not ended or was killed.
-
-    Raises:
-        RunError: If the file is damaged.
-    """
-    found = read_json(run / "summary.json")
-    if found is not None and not isinstance(found, dict):
-        raise RunError(f"{run / 'summary.json'} is damaged: it is not a JSON object")
-    return found
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
@@ -165,7 +154,7 @@ def _check_complete(path: Path, lines: int, expected: int, what: str, summary: M
 
 
 def _result(run: Path) -> RunResult:
-    tables = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))
+    tables = tables_of(run)
     summary = summary_of(run)
     curve = _samples(run / "metrics.jsonl")
     last_step = curve[-1].get("step", 0) if curve else 0

@@ -297,7 +297,7 @@ def test_groups_without_their_index_are_damage(tmp_path: Path, is_empty: bool) -
         index.touch()
     error = called(show, run).exception
     assert isinstance(error, RunError)
-    assert f"{index} is missing or empty" in str(error)
+    assert f"{index} is damaged: it is missing or empty" in str(error)
 
 
 def test_damaged_texts_of_tokens_are_one_line_and_only_needed_for_tokens(tmp_path: Path) -> None:

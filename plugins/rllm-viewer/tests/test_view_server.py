@@ -256,8 +256,8 @@ def test_a_damaged_run_says_what_cannot_be_read(run: Path) -> None:
     with served(run) as server:
         [summary] = got(server, "/api/runs")
         assert summary["status"] == "damaged"
-        about = got(server, "/api/run/0")
-        assert any("run.toml cannot be read" in problem for problem in about["problems"])
+        problems = got(server, "/api/run/0")["problems"]
+        assert sum("run.toml cannot be read" in problem for problem in (summary["error"], *problems)) == 1
         [first, *_] = ids(server)
         assert got(server, f"/api/run/0/group/{first}")["rollouts"][0]["seconds"] is None
         assert got(server, f"/api/run/0/tokens/{first}/0")["texts"] == {}
@@ -290,8 +290,10 @@ def test_a_folder_that_is_deleted_is_named(run: Path) -> None:
         for file in run.iterdir():
             file.unlink()
         run.rmdir()
-        assert got(server, "/api/runs")[0]["status"] == "damaged"
-        assert got(server, "/api/run/0")["problems"]
+        [summary] = got(server, "/api/runs")
+        assert summary["status"] == "damaged"
+        problems = got(server, "/api/run/0")["problems"]
+        assert sum("is not a run folder" in problem for problem in (summary["error"], *problems)) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from rllm_core.run_folder.run import summary_of
 from rllm_viewer.diagnosis import answers
 from rllm_viewer.diagnosis.findings import Diagnosis
-from rllm_viewer.results import metrics_of, summary_of, tables_of, validations
+from rllm_viewer.results import metrics_of, tables_of, validations
 
 
 def of_folder(run: Path) -> Diagnosis:

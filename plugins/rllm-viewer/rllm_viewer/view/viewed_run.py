@@ -11,6 +11,7 @@ import msgspec
 from rllm_core.errors import DamagedFile, UserError
 from rllm_core.run_folder.groups import RecordedGroup
 from rllm_core.run_folder.recorded import GROUPS
+from rllm_core.run_folder.run import summary_of
 from rllm_viewer import diagnosis, recordings, results
 from rllm_viewer.view import details, facts, token_details
 from rllm_viewer.view.files import SpelledTokens, Timings, Waits, added
@@ -72,7 +73,7 @@ class ViewedRun:
             about["problems"].append(self.problem)
         for name, read in (
             ("settings", lambda: results.tables_of(self.path)),
-            ("summary", lambda: results.summary_of(self.path)),
+            ("summary", lambda: summary_of(self.path)),
             ("findings", self._findings),
             ("where", lambda: results.where_rollouts_ran(self.path)),
         ):
