@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import readers
+from rllm_trackers.mlflow import MlflowConfig, MlflowTracker
 
+from rllm_core.config import RunConfig
 from rllm_core.errors import ConfigError
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.runs import launch
@@ -115,3 +117,37 @@ def test_wandb_reports_nothing_about_an_offline_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OFFLINE, str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+KILLED = """
+import os
+import sys
+
+import rllm_trackers
+import sqlalchemy
+from rllm_trackers.mlflow import MlflowConfig, MlflowTracker
+
+from rllm_core.config import RunConfig
+
+
+@sqlalchemy.event.listens_for(sqlalchemy.engine.Engine, "before_cursor_execute")
+def in_a_migration(connection, cursor, statement, *others):
+    if "_alembic_tmp_" in statement:
+        os._exit(9)
+
+
+MlflowTracker(MlflowConfig()).start(RunConfig(workflow="sort", backend="local"), sys.argv[1])
+"""
+
+
+def test_a_kill_while_mlflow_creates_its_database_costs_later_runs_nothing(tmp_path: Path) -> None:
+    killed, later = tmp_path / "killed", tmp_path / "later"
+    for run in (killed, later):
+        run.mkdir()
+    assert subprocess.run([sys.executable, "-c", KILLED, str(killed)], check=False, capture_output=True).returncode == 9
+    for run in (later, killed):
+        tracker = MlflowTracker(MlflowConfig())
+        tracker.start(RunConfig(workflow="sort", backend="local"), str(run))
+        tracker.log(1, {"reward_mean": 0.5})
+        tracker.finish("completed")
+        assert readers.read_mlflow(run) == {"reward_mean": [(1, 0.5)]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from rllm_trackers.library import library
 from rllm_trackers.tables import flat
 
 STATUSES: dict[Status, str] = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+DATABASE = "mlflow.db"
 # Limits of MLflow.
 MAX_NAME_CHARACTERS = 250
 MAX_PARAM_CHARACTERS = 6000
@@ -61,9 +63,10 @@ class MlflowTracker(Tracker):
     def start(self, config: RunConfig, run_dir: str) -> None:
         """See `Tracker.start`."""
         folder = Path(run_dir).resolve()
-        self._client = self._tracking.MlflowClient(
-            self.config.tracking_uri or f"sqlite:///{folder.parent / 'mlflow.db'}"
-        )
+        database = folder.parent / DATABASE
+        if not self.config.tracking_uri and not database.exists():
+            self._create(database)
+        self._client = self._tracking.MlflowClient(self.config.tracking_uri or f"sqlite:///{database}")
         self._run_id, is_resumed = identity(run_dir, self.name, lambda: self._new_run(folder, config))
         if is_resumed:
             self._client.update_run(self._run_id, status="RUNNING")
@@ -86,6 +89,21 @@ class MlflowTracker(Tracker):
     def finish(self, status: Status) -> None:
         """See `Tracker.finish`."""
         self._client.set_terminated(self._run_id, STATUSES[status])
+
+    def _create(self, database: Path) -> None:
+        """Creates a database elsewhere and moves it into place, where two runs may start at the same time.
+
+        MLflow takes seconds to create its tables, and cannot open a database whose creation was killed: every later
+        run in this folder would lose its metrics.
+        """
+        with tempfile.TemporaryDirectory(prefix=f".{DATABASE}-", dir=database.parent) as folder:
+            made = Path(folder) / DATABASE
+            self._tracking.MlflowClient(f"sqlite:///{made}").search_experiments()
+            try:
+                os.link(made, database)
+            except OSError:  # another run was faster, or the file system has no links
+                if not database.exists():
+                    made.rename(database)
 
     def _new_run(self, folder: Path, config: RunConfig) -> str:
         """Creates the run and logs its parameters, only once: MLflow parameters cannot change.
