@@ -35,6 +35,7 @@ from rllm_core.plugins import PluginManager
 from rllm_core.types import Floats, TrainingSample
 from rllm_local import checkpoint, fast, preflight
 from rllm_local.config import LocalConfig
+from rllm_local.decoders import max_model_tokens
 from rllm_local.engine import LocalEngine
 from rllm_local.memory import advice
 from rllm_local.model import (
@@ -44,7 +45,6 @@ from rllm_local.model import (
     load_model,
     make_decoder,
     max_cache_positions,
-    max_model_tokens,
     recompute_layers,
     runs_on_gpu,
     settings_for,

@@ -7,6 +7,7 @@ indexed by row, so that a group shares its prompt and finished rows leave the ba
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -112,6 +113,7 @@ class TransformersDecoder:
         self._own: dict[str, torch.Tensor] = {} if shared else dict(self._model.named_parameters())
         self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
+        self._last_position = (max_model_tokens(model) or sys.maxsize) - 1
         self._attention_mask = torch.empty(0)
         self._behind: torch.Tensor | None = None  # (rows, 1): token count minus position.
 
@@ -204,8 +206,10 @@ class TransformersDecoder:
         """See `Decoder`."""
         count = self._attention_mask.sum(1, keepdim=True)
         self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(count)], 1)
-        positions = count if self._behind is None else (count - self._behind).expand(3, -1, -1)
-        return self._forward(tokens[:, None], positions)
+        if self._behind is not None:
+            return self._forward(tokens[:, None], (count - self._behind).expand(3, -1, -1))
+        # Rows that have ended may stay in the batch, and would otherwise leave the model's positions.
+        return self._forward(tokens[:, None], count.clamp(max=self._last_position))
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         with self._autocast():
@@ -219,3 +223,17 @@ class TransformersDecoder:
             )
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
+
+
+def max_model_tokens(model: PreTrainedModel) -> int | None:
+    """Returns the maximum number of positions of a model; None if its positions have no limit, as Bloom's.
+
+    With the rope type longrope, a longer sequence rotates every position differently, also those that are already in
+    the cache and those of other sequences of a batch. So all sequences are short ones.
+    """
+    config: Any = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return int(rope["original_max_position_embeddings"])
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((int(limit) for limit in limits if limit is not None), None)

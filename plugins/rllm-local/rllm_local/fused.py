@@ -102,6 +102,7 @@ class FusedDecoder:
             and config.hidden_act == "silu"
             and rope.get("rope_type", "default") in FUSED_ROPE_TYPES
             and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+            and not hasattr(model.get_input_embeddings(), "base_layer")  # adapters, which start as zero
         )
 
     def agrees_with(self, reference: Decoder, vocabulary_size: int) -> bool:

@@ -278,13 +278,6 @@ def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def max_model_tokens(model: PreTrainedModel) -> int | None:
-    """Returns the maximum number of positions of a model; None if its positions have no limit, as Bloom's."""
-    config: Any = model.config.get_text_config()
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((int(limit) for limit in limits if limit is not None), None)
-
-
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Returns the number of ids that the model can read; its tokenizer may know fewer."""
     embeddings: Any = model.get_input_embeddings()

@@ -10,12 +10,12 @@ import torch
 from rllm_core.config import RunConfig
 from rllm_core.parser import BaseParser
 from rllm_local.config import LocalConfig
+from rllm_local.decoders import max_model_tokens
 from rllm_local.engine import LocalEngine
 from rllm_local.model import (
     load_model,
     make_decoder,
     max_cache_positions,
-    max_model_tokens,
     use_matching_attention,
     vocabulary_size,
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from rllm_local.config import LocalConfig
-from rllm_local.decoders import TransformersDecoder
+from rllm_local.config import LocalConfig, LoRAConfig
+from rllm_local.decoders import TransformersDecoder, max_model_tokens
 from rllm_local.fused import FusedDecoder
-from rllm_local.model import make_decoder, max_model_tokens, use_matching_attention
+from rllm_local.model import load_model, make_decoder, trained_parameters, use_matching_attention
+from rllm_local.sampler import Request, generate
 from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -20,7 +22,7 @@ from rllm_core.algorithms.aggregation import Aggregation
 from rllm_core.builtin.losses import ReinforceLoss
 from rllm_core.config import OptimizerConfig
 from rllm_core.errors import ConfigError
-from rllm_core.types import TrainingSample
+from rllm_core.types import SamplingParams, TrainingSample
 
 WINDOW = 16
 SHAPE = {
@@ -64,13 +66,19 @@ SEPARATE: dict[str, dict[str, Any]] = {
 }
 """Architectures with windows by layer, biases by column, convolutions or recurrent states."""
 ALL = SHARING | WINDOWED | SEPARATE
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LIMITED: dict[str, dict[str, Any]] = {
+    "OPT": {"max_position_embeddings": 64},
+    "Phi3": {"original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE, "pad_token_id": 0},
+}
+"""Architectures with other numbers, or none, beyond some position."""
 REJECTED: dict[str, dict[str, Any]] = {"Mamba": {"state_size": 8}}
 """Architectures that transformers decodes with other numbers in padded batches."""
 
 
-def model_of(architecture: str) -> PreTrainedModel:
+def model_of(architecture: str, **settings: Any) -> PreTrainedModel:
     """Returns a random model whose layers differ enough for wrong masks to show."""
-    config = getattr(transformers, f"{architecture}Config")(**SHAPE | (ALL | REJECTED)[architecture])
+    config = getattr(transformers, f"{architecture}Config")(**SHAPE | (ALL | REJECTED).get(architecture, {}) | settings)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -177,6 +185,37 @@ def test_sampling_computes_the_logits_of_transformers(architecture: str) -> None
 def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str, dtype: Any) -> None:
     decoder = make_decoder(model_of(architecture), LocalConfig(device="cpu", dtype=dtype), shares_weights=True)
     assert isinstance(decoder, FusedDecoder if architecture == "Llama" else TransformersDecoder)
+
+
+@pytest.mark.parametrize("shares_weights", [True, False])
+@torch.inference_mode()
+def test_trained_adapters_of_the_embedding_are_sampled_with(tmp_path: Path, *, shares_weights: bool) -> None:
+    model_of("Llama").save_pretrained(tmp_path)
+    config = LocalConfig(device="cpu", lora=LoRAConfig(target_modules=("q_proj", "embed_tokens")))
+    model: Any = load_model(tmp_path, config)
+    decoder = make_decoder(model, config, shares_weights=shares_weights)
+    for parameter in trained_parameters(model).values():
+        parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    decoder.use(decoder.copied(model, decoder.weights))
+    prompt = torch.arange(5)[None]
+    found = decoder.prefill(prompt, torch.tensor([0]))
+    assert torch.allclose(found, model(input_ids=prompt, use_cache=False).logits[:, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", LIMITED)
+def test_no_row_of_a_batch_leaves_the_positions_of_the_model(architecture: str) -> None:
+    model = model_of(architecture, **LIMITED[architecture])
+    most = max_model_tokens(model)
+    assert most is not None
+    requests = [
+        Request(sample.token_ids, SamplingParams(max_response_tokens=tokens), [0])
+        for sample, tokens in zip(group(4, most - 6, 1, 2, 3, 4), (2, 30, 30, 30, 30), strict=True)
+    ]
+    outputs = generate(TransformersDecoder(model, shared=True), requests, torch.device("cpu"))
+    for asked, [output] in zip(requests, outputs, strict=True):
+        ids, start = np.concatenate([asked.prompt_ids, output.token_ids]), len(asked.prompt_ids)
+        sample = group(4, 1)[0].model_copy(update={"token_ids": ids, "turn_spans": ((start, len(ids)),)})
+        assert np.abs(output.logprobs - plain_logprobs(model, sample)).max() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
