@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import functools
 import inspect
 import json
 import logging
@@ -32,6 +29,7 @@ from rllm_core.workflow import Split, WorkflowConfig
 from rllm_gateway.endpoint import Endpoint
 from rllm_gateway.programs import AgentFailed, run_program
 from rllm_gateway.rows import read_rows
+from rllm_gateway.threads import ThreadCall
 from rllm_gateway.workflow import GatewayConfig, GatewayWorkflow
 
 logger = logging.getLogger(__name__)
@@ -191,8 +189,7 @@ class AgentWorkflow(GatewayWorkflow):
             if inspect.iscoroutinefunction(function):
                 result = await function(**arguments)
             else:
-                call = functools.partial(contextvars.copy_context().run, _returned, function, arguments)
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+                result = await ThreadCall(self._threads, function, arguments)
                 if inspect.isawaitable(result):
                     result = await result
         # An agent may return half a surrogate pair that the model wrote as an escape in the arguments of a tool.
@@ -305,14 +302,6 @@ def _filled(part: str, values: Mapping[str, Any]) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     return PLACEHOLDER.sub(value_of, part)
-
-
-def _returned(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function, and returns what it returns."""
-    try:
-        return function(**arguments)
-    except StopIteration as stop:  # no future can carry it: the rollout would wait until its timeout
-        raise RuntimeError("the function raised StopIteration").with_traceback(stop.__traceback__) from stop
 
 
 def _arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

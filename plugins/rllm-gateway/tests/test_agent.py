@@ -20,6 +20,7 @@ from rllm_gateway.programs import AgentFailed
 
 from rllm_core.engine import EngineError, TITOCompleter
 from rllm_core.errors import ConfigError
+from rllm_core.limits.timeouts import waiting_at
 from rllm_core.plugins.blame import place_of
 from rllm_core.types import Episode
 
@@ -53,6 +54,10 @@ def breaks(question, base_url):
     raise KeyError("a bug of the agent")
 def runs_out(question, base_url):
     return next(iter([]))
+def holds(row, folder):
+    import time
+    while not os.path.exists(row["go"]):
+        time.sleep(0.01)
 def yields(question, base_url):
     yield ask([{"role": "user", "content": question}])
 async def streams(question, base_url):
@@ -265,6 +270,25 @@ async def test_a_bug_of_the_function_is_its_own(folder: Path, name: str, kind: t
     place = place_of(error.value)
     assert place is not None
     assert place.function == name
+
+
+async def test_where_a_plain_function_is_can_be_said_while_it_runs(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps({"go": str(folder / "go")}) + "\n")
+    files = {"train_file": str(folder / "rows.jsonl"), "reward": f"{folder / 'score.py'}:score", "held_out_share": 0}
+    workflow = AgentWorkflow(AgentConfig(**files, function=f"{folder / 'agents.py'}:holds"))
+    await workflow.open()
+    rollout = asyncio.create_task(workflow.run(workflow.tasks("train")[0], TITOCompleter(Policy(answer), seed=0)))
+    try:
+        async with asyncio.timeout(60):
+            while "in holds()" not in (waiting_at(rollout) or ""):
+                await asyncio.sleep(0.01)
+            (folder / "go").touch()
+            while "in holds()" in (waiting_at(rollout) or ""):
+                await asyncio.sleep(0.01)
+    finally:
+        (folder / "go").touch()  # else the thread would run forever
+        rollout.cancel()
+        await workflow.close()
 
 
 @pytest.mark.parametrize(
