@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +65,12 @@ def with_absolute_files(value: Any, folder: Path) -> Any:
         path, name = file_reference(value)
         return f"{(folder / path).resolve()}" + (f":{name}" if name else "")
     return value
+
+
+def referenced_files(value: Any) -> Iterator[str]:
+    """Yields the paths of all files that references in tables name."""
+    if isinstance(value, Mapping | list):
+        for content in value.values() if isinstance(value, Mapping) else value:
+            yield from referenced_files(content)
+    elif isinstance(value, str) and is_file_reference(value):
+        yield str(file_reference(value)[0])

@@ -23,7 +23,7 @@ from rllm_core.config import RunConfig
 from rllm_core.costs import price_notes
 from rllm_core.engine import RolloutEngine
 from rllm_core.errors import ConfigError, PluginError, UserError
-from rllm_core.file_references import CLASS_PREFIX, is_class_reference, section_name
+from rllm_core.file_references import CLASS_PREFIX, is_class_reference, referenced_files, section_name
 from rllm_core.hosts.contract import HostedWorkflow, RolloutHost
 from rllm_core.hosts.elsewhere import WorkflowElsewhere
 from rllm_core.limits.guard import patience
@@ -72,6 +72,11 @@ class Parts:
     def plugins(self) -> PluginManager:
         """Plugin manager that loaded the parts."""
         return self.resolved.plugins
+
+    @property
+    def sources(self) -> list[str]:
+        """Files and classes of the user with code of the run: loaded in place of plugins, or named in the run file."""
+        return list(dict.fromkeys([*self.plugins.sources, *referenced_files(self.config.to_tables())]))
 
     def derived(self) -> dict[str, int]:
         """Returns the numbers that follow from the run file and the capabilities of its backend."""

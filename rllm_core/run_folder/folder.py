@@ -69,7 +69,7 @@ class RunDir:
             path: Run folder; if it exists, it must be empty unless resuming.
             config: Resolved run file.
             resume: Whether to continue the run in the folder.
-            sources: Files and classes of the user with code of the run (`rllm_core.plugins.PluginManager.sources`).
+            sources: Files and classes of the user with code of the run (`rllm_core.assembly.parts.Parts.sources`).
             keeps_start: Whether every launch needs the initial weights, as it does for a reference policy.
 
         Raises:
@@ -237,4 +237,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def _content(source: str) -> bytes:
-    return source_of(source).encode() if is_class_reference(source) else Path(source).read_bytes()
+    """Returns the code of a source; empty for a file that does not exist, such as one of a container's command."""
+    if is_class_reference(source):
+        return source_of(source).encode()
+    return Path(source).read_bytes() if Path(source).is_file() else b""

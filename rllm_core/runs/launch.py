@@ -101,7 +101,7 @@ async def train(
         UserError: If the run failed for a reason that its message explains.
     """
     progress = Harmless(progress)
-    sources, keeps_start = assembly.plugins.sources, asks_start(assembly.scorer)
+    sources, keeps_start = assembly.sources, asks_start(assembly.scorer)
     run_dir = RunDir(path, assembly.config, resume=resume, sources=sources, keeps_start=keeps_start)
     signals = Signals(progress)
     with signals, guard or nullcontext():
@@ -147,8 +147,8 @@ class _Launch:
 
             launches, versions = run_dir.read_json("plugins.json") or [], _versions(assembly.plugins)
             run_dir.write_json("plugins.json", [*launches, versions])
-            run_dir.keep_sources(assembly.plugins.sources)
-            at_end.callback(lambda: run_dir.keep_sources(assembly.plugins.sources))  # also those loaded during the run
+            run_dir.keep_sources(assembly.sources)
+            at_end.callback(lambda: run_dir.keep_sources(assembly.sources))  # also those loaded during the run
             progress.start(config, run_dir.named, self.summary["resumed_from_step"] or 0)
             if config.training.trajectories_per_step:
                 progress.note(

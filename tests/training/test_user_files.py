@@ -159,6 +159,24 @@ def test_a_changed_file_is_refused_on_resume(run_scripted: RunScripted, write: C
     assert run_scripted(target=str(path), path=run.path, resume=True).error is None
 
 
+@pytest.mark.slow
+def test_files_that_only_a_setting_names_are_kept_and_compared(
+    run_scripted: RunScripted, write: Callable[[str, str], Path]
+) -> None:
+    text = WORKFLOW.replace("letters: int = 2", "letters: int = 2\n    agents: tuple[str, ...] = ()")
+    path, agent = write("env.py", text), write("agent.py", "def solve():\n    pass\n")
+    elsewhere = agent.with_name("in_a_container.py")
+    agents = f'env.agents=["{agent}:solve", "{elsewhere}"]'
+    run = run_scripted(agents, target=str(path))
+    assert run.error is None
+    assert set(json.loads((run.path / "files.json").read_text())) == {str(path), str(agent)}
+    for change in (lambda: agent.write_text("def solve():\n    return 1\n", encoding="utf-8"), agent.unlink):
+        change()
+        refused = run_scripted(agents, target=str(path), path=run.path, resume=True, is_begun=False).error
+        assert isinstance(refused, ConfigError)
+        assert str(refused).startswith(f"{agent} has changed since the run in {run.path} was started")
+
+
 def scored(reference: str) -> Any:
     """Scores an answer with the reward function of a file."""
 
