@@ -118,5 +118,8 @@ def _check(provided: Provided[WorkflowProvider], plugins: PluginManager, name: s
     by_lower = {each.lower(): each for each in known}
     near = [by_lower[each] for each in difflib.get_close_matches(variant.lower(), by_lower, cutoff=0.6)]
     some = ", ".join(near or known[:SHOWN_VARIANTS])
-    advice = f"did you mean {some}?" if near else f"it has {len(known)}, such as {some}"
-    raise ConfigError(f"workflow = {f'{name}/{variant}'!r}: workflow {name!r} has no variant {variant!r}; {advice}")
+    advice = f"did you mean {some}?" if near else f"it has {len(known)}, such as {some}."
+    raise ConfigError(
+        f"workflow = {f'{name}/{variant}'!r}: workflow {name!r} has no variant {variant!r}; {advice} For one that is "
+        f"not listed, write workflow = {name!r} and {toml_key(section_name(name))}.environment = {variant!r}"
+    )

@@ -142,6 +142,7 @@ def test_a_qualified_name_still_selects_a_workflow(plugins: PluginManager) -> No
         ("zoo/maize", "zoo' has no variant 'maize'; did you mean maze?"),
         ("zoo/frozenlake-v2", "did you mean FrozenLake-v1"),
         ("zoo/qqqq", "it has 4, such as maze, count_bits"),
+        ("zoo/my-maze", "zoo.environment = 'my-maze'"),
         ("zoo/", "no variant ''"),
         ("plain/maze", "workflow 'plain' has no variants"),
         ("zoo", "name one of its 4 environments, such as zoo/maze, zoo/count_bits"),
