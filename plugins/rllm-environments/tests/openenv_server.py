@@ -18,6 +18,7 @@ class Behavior:
     refuses_politely: bool = True
     closes_after_steps: int | None = None
     gives_rewards: bool = True
+    writes_done_as_text: bool = False
     open_sessions: int = 0
     seeds: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -63,10 +64,11 @@ async def _session(socket: ServerConnection, behavior: Behavior) -> None:
             reward = float(left == 0) if behavior.gives_rewards else None
             if reward is not None:
                 behavior.rewards.append(reward)
-            await socket.send(_shown(left, reward, left <= 0))
+            done = left <= 0
+            await socket.send(_shown(left, reward, str(done) if behavior.writes_done_as_text else done))
 
 
-def _shown(left: int, reward: float | None, done: bool) -> str:
+def _shown(left: int, reward: float | None, done: bool | str) -> str:
     return json.dumps({"type": "observation", "data": {"observation": {"left": left}, "reward": reward, "done": done}})
 
 

@@ -87,6 +87,11 @@ def test_an_episode_without_any_reward_is_an_error():
     assert isinstance(found, OpenEnvError)
 
 
+def test_an_end_that_is_not_true_or_false_is_an_error():
+    [found] = played(Behavior(writes_done_as_text=True), "1")
+    assert isinstance(found, OpenEnvError)
+
+
 def test_turns_are_limited():
     [episode] = played(Behavior(), "1", max_turns=2)
     assert episode.termination_reason is TerminationReason.MAX_TURNS

@@ -134,12 +134,14 @@ class OpenEnvSession:
             if code == WRONG_ACTION and kind == "step":
                 raise WrongAction(message)
             raise OpenEnvError(f"the server answered {kind!r} with error {code}: {message}")
-        observation, reward = data.get("observation"), data.get("reward")
+        observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
         if answer.get("type") != "observation" or not isinstance(observation, dict):
             raise OpenEnvError(f"the server answered {kind!r} with a message of type {str(answer.get('type'))!r:.40}")
         if reward is not None and not isinstance(reward, int | float):
             raise OpenEnvError(f"the server's reward is {reward!r:.80}, which is not a number")
-        return OpenEnvObservation(observation, None if reward is None else float(reward), bool(data.get("done")))
+        if not isinstance(done, bool):
+            raise OpenEnvError(f"the server's done is {done!r:.80}, which is not true or false")
+        return OpenEnvObservation(observation, None if reward is None else float(reward), done)
 
 
 @asynccontextmanager
