@@ -147,10 +147,11 @@ def test_run_files_load(text: str, tmp_path: Path) -> None:
 
 
 # test_hooks.py lets the examples of hooks observe a run, test_using_the_model.py exports a model first, test_my_code.py
-# and test_agents.py train with the files of their pages; tests/environments has those of verifiers.
+# and test_agents.py train with the files of their pages; tests/environments has those of verifiers and gymnasium.
 ELSEWHERE = {
     "docs/agents.md",
     *(page.name for page in PAGES if page.name.startswith("docs/agents/")),
+    "docs/environments/gymnasium.md",
     "docs/environments/verifiers.md",
     "docs/using-the-model.md",
     "docs/my-code.md",

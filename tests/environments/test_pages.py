@@ -1,12 +1,17 @@
-"""The run files and the taskset of the page on verifiers, with verifiers in an environment of its own."""
+"""The code of the pages on verifiers, with verifiers in an environment of its own, and on gymnasium."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from rllm_core.assembly.parts import assemble
 from rllm_core.assembly.resolution import load_run_config
+from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +25,8 @@ print([task.data["row"]["prompt"] for task in workflow.tasks("train")])
 """
 
 
-def blocks(language: str) -> list[str]:
-    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+def blocks(language: str, pages: Sequence[Path] = PAGES) -> list[str]:
+    texts = [page.read_text(encoding="utf-8") for page in pages]
     return [block for text in texts for block in re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)]
 
 
@@ -42,3 +47,16 @@ def test_the_taskset_loads(tmp_path: Path) -> None:
         [PYTHON, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     assert "Capital of France?" in done.stdout, done.stderr
+
+
+def test_a_file_registers_an_environment_of_gymnasium(tmp_path: Path) -> None:
+    pages = [ROOT / "docs/environments/gymnasium.md"]
+    [game], [run_file] = blocks("python", pages), [each for each in blocks("toml", pages) if "imports" in each]
+    (tmp_path / "reverse.toml").write_text(run_file, encoding="utf-8")
+    config = load_run_config(str(tmp_path / "reverse.toml"), PluginManager.from_environment())
+    with pytest.raises(ConfigError, match=r"gymnasium\.imports: .*my_game\.py' cannot be imported: FileNotFound"):
+        assemble(config, PluginManager.from_environment())
+    (tmp_path / "my_game.py").write_text(game, encoding="utf-8")
+    parts = assemble(config, PluginManager.from_environment())
+    assert parts.workflow.made().reset(0)
+    assert parts.sources == [str(tmp_path / "my_game.py")]

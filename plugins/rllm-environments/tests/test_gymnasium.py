@@ -285,6 +285,24 @@ def test_a_reward_that_is_no_number_names_the_environment_and_the_action():
         del gymnasium.registry["Late-v0"]
 
 
+def test_an_observation_of_another_kind_names_the_environment_and_the_observation():
+    class Loose(Echo):
+        observation_space = gymnasium.spaces.Box(0, 1, (2,))
+
+        def reset(self, *, seed=None, options=None):
+            return numpy.zeros(2, numpy.float32), {}
+
+        def step(self, action):
+            return "nothing", 0.0, False, False, {}
+
+    gymnasium.register("Loose-v0", entry_point=Loose, disable_env_checker=True)
+    try:
+        with pytest.raises(ConfigError, match="Loose-v0 returned the observation 'nothing'"):
+            workflow_of(environment="Loose-v0")
+    finally:
+        del gymnasium.registry["Loose-v0"]
+
+
 def test_an_environment_of_ones_own_with_texts():
     gymnasium.register("Echo-v0", entry_point=Echo)
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllm_core.errors import ConfigError
+from rllm_core.providers import resolve
 from rllm_environments.gymnasium_text.observations import (
     LEGENDS,
     GridForm,
@@ -108,7 +109,7 @@ class TextEnvironment:
     Args:
         name: Environment id, such as ``FrozenLake-v1``.
         options: Arguments of ``gymnasium.make``.
-        imports: Modules that register ids.
+        imports: Modules or files that register ids.
         view: Text form of MiniGrid's observations.
 
     Raises:
@@ -225,18 +226,24 @@ class TextEnvironment:
     def _text(self, observation: Any) -> str:
         if self.is_minigrid:
             return text_of_view(observation, self.view)
-        return text_of(self._env.observation_space, observation)
+        try:
+            return text_of(self._env.observation_space, observation)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.name} returned the observation {observation!r:.80}, which does not fit its observation_space "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
 
 def _made(name: str, options: Mapping[str, Any], imports: Sequence[str]) -> Any:
     gymnasium = library()
     for module in imports:
         try:
-            importlib.import_module(module)
-        except ImportError as error:
+            resolve(module)
+        except Exception as error:  # third-party module
             raise ConfigError(
-                f"gymnasium.imports: {module!r} cannot be imported: {error}; name a module of an installed package, or "
-                "of a folder in PYTHONPATH"
+                f"gymnasium.imports: {module!r} cannot be imported: {type(error).__name__}: {error}; name a file as "
+                "./FILE.py, or a module of an installed package or of a folder in PYTHONPATH"
             ) from error
     known = list(gymnasium.registry)
     if name not in known:

@@ -31,7 +31,8 @@ class GymnasiumConfig(WorkflowConfig):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of gymnasium.make.")
     imports: Annotated[
-        tuple[str, ...], Field(description="Modules to import first, which register environments of your own.")
+        tuple[str, ...],
+        Field(description="Modules, or files as ./FILE.py, to import first, which register environments of your own."),
     ] = ()
     view: Annotated[
         GridForm,
