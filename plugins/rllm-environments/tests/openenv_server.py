@@ -25,7 +25,7 @@ class Behavior:
 
 
 @asynccontextmanager
-async def server(behavior: Behavior) -> AsyncIterator[str]:
+async def server(behavior: Behavior, port: int = 0) -> AsyncIterator[str]:
     async def handle(socket: ServerConnection) -> None:
         if behavior.open_sessions >= behavior.capacity:
             if not behavior.refuses_politely:
@@ -38,7 +38,7 @@ async def server(behavior: Behavior) -> AsyncIterator[str]:
         finally:
             behavior.open_sessions -= 1
 
-    async with serve(handle, "127.0.0.1", 0) as running:
+    async with serve(handle, "127.0.0.1", port) as running:
         yield f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
 
 

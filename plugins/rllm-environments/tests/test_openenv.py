@@ -6,9 +6,10 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from rllm_environments.openenv.session import OpenEnvError, SessionRefused, address
+from rllm_environments.openenv.session import OpenEnvError, SessionRefused, Unreachable, address
 from rllm_environments.openenv.workflow import OpenEnvConfig, OpenEnvWorkflow
 
 from rllm_core.engine import TITOCompleter
@@ -26,6 +27,12 @@ _spec.loader.exec_module(openenv_server)
 Behavior, server = openenv_server.Behavior, openenv_server.server
 
 
+def rollout_of(workflow, answer, number=0):
+    engine = ScriptedEngine(script=Script(good=answer), skill=1.0)
+    completer = TITOCompleter(engine, sampling_params=SamplingParams(max_response_tokens=64))
+    return workflow.run(workflow.tasks("train")[number], completer)
+
+
 def played(behavior, answer, rollouts=1, **settings):
     """Returns what each of several concurrent rollouts gave: an episode, or an exception."""
 
@@ -33,10 +40,7 @@ def played(behavior, answer, rollouts=1, **settings):
         async with server(behavior) as url:
             workflow = OpenEnvWorkflow(OpenEnvConfig(url=url, action_field="take", **settings))
             await workflow.open()
-            engine = ScriptedEngine(script=Script(good=answer), skill=1.0)
-            params = SamplingParams(max_response_tokens=64)
-            tasks = [workflow.tasks("train")[number] for number in range(rollouts)]
-            runs = [workflow.run(task, TITOCompleter(engine, sampling_params=params)) for task in tasks]
+            runs = [rollout_of(workflow, answer, number) for number in range(rollouts)]
             return await asyncio.gather(*runs, return_exceptions=True)
 
     return asyncio.run(all_of_them())
@@ -119,6 +123,33 @@ def test_a_server_that_is_not_there_is_named_when_a_run_opens():
     workflow = OpenEnvWorkflow(OpenEnvConfig(url="ws://127.0.0.1:9", timeout_seconds=5))
     with pytest.raises(ConfigError, match="no connection"):
         asyncio.run(workflow.open())
+
+
+def test_a_rollout_waits_while_the_server_restarts():
+    async def restarted():
+        async with server(Behavior()) as url:
+            workflow = OpenEnvWorkflow(OpenEnvConfig(url=url, action_field="take"))
+            await workflow.open()
+        rollout = asyncio.create_task(rollout_of(workflow, "1"))
+        while workflow._unreachable_since is None:
+            await asyncio.sleep(0.01)
+        async with server(Behavior(), urlsplit(url).port):
+            return await rollout
+
+    assert asyncio.run(restarted()).is_correct
+
+
+def test_only_the_first_rollouts_wait_for_a_server_that_stays_away(monkeypatch):
+    async def twice():
+        workflow = OpenEnvWorkflow(OpenEnvConfig(url="ws://127.0.0.1:9", action_field="take", timeout_seconds=0.1))
+        with pytest.raises(Unreachable):
+            await rollout_of(workflow, "1")
+        monkeypatch.setattr("rllm_environments.openenv.workflow.RETRY_SECONDS", 1e6)
+        async with asyncio.timeout(60):
+            with pytest.raises(Unreachable):
+                await rollout_of(workflow, "1")
+
+    asyncio.run(twice())
 
 
 def test_contract():

@@ -27,6 +27,10 @@ class OpenEnvError(Exception):
     """The server failed or ended a session, so the rollout failed and has no reward."""
 
 
+class Unreachable(OpenEnvError):
+    """Nothing listens at the address, perhaps because the server restarts."""
+
+
 class SessionRefused(OpenEnvError):
     """The server has no room for another session."""
 
@@ -153,13 +157,14 @@ async def session(url: str, timeout_seconds: float) -> AsyncIterator[OpenEnvSess
         timeout_seconds: Timeout of each message.
 
     Raises:
-        OpenEnvError: If there is no connection.
+        OpenEnvError: If there is no connection; `Unreachable` if nothing listens there.
     """
     connect = _client()
     try:
         socket = await connect(url, open_timeout=timeout_seconds, max_size=MAX_MESSAGE_BYTES)
     except Exception as error:  # websockets raises many kinds
-        raise OpenEnvError(f"no connection to {url}: {type(error).__name__}: {error}") from error
+        kind = Unreachable if isinstance(error, ConnectionRefusedError) else OpenEnvError
+        raise kind(f"no connection to {url}: {type(error).__name__}: {error}") from error
     try:
         yield OpenEnvSession(socket, timeout_seconds)
     finally:

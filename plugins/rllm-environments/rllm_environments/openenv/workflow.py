@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -18,6 +20,7 @@ from rllm_environments.openenv.session import (
     OpenEnvError,
     OpenEnvObservation,
     OpenEnvSession,
+    Unreachable,
     WrongAction,
     address,
     session,
@@ -25,6 +28,7 @@ from rllm_environments.openenv.session import (
 
 NO_ACTION = -1.0
 FIRST_VALIDATION_SEED = 1_000_000
+RETRY_SECONDS = 0.5
 
 
 class OpenEnvConfig(WorkflowConfig):
@@ -78,6 +82,7 @@ class OpenEnvWorkflow(Workflow):
         super().__init__(config)
         self._address = address(self.config.url)
         self._free: asyncio.Semaphore | None = None
+        self._unreachable_since: float | None = None
 
     async def open(self) -> None:
         """Checks that the server is reachable.
@@ -103,8 +108,27 @@ class OpenEnvWorkflow(Workflow):
         """Plays one episode as soon as a session is free."""
         if self._free is None:
             self._free = asyncio.Semaphore(self.config.sessions)
-        async with self._free, session(self._address, self.config.timeout_seconds) as found:
-            return await self._play(found, task, completer)
+        async with self._free, AsyncExitStack() as leaving:
+            return await self._play(await self._connected(leaving), task, completer)
+
+    async def _connected(self, leaving: AsyncExitStack) -> OpenEnvSession:
+        """Opens a session; waits for a server that restarts.
+
+        Raises:
+            OpenEnvError: If there is no connection, and nothing has been listening for the timeout of a message. The
+                time counts from the first rollout that found nothing, so that a run without its server ends soon.
+        """
+        while True:
+            try:
+                found = await leaving.enter_async_context(session(self._address, self.config.timeout_seconds))
+            except Unreachable:
+                self._unreachable_since = self._unreachable_since or time.monotonic()
+                if time.monotonic() - self._unreachable_since > self.config.timeout_seconds:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                self._unreachable_since = None
+                return found
 
     async def _play(self, found: OpenEnvSession, task: Task, completer: Completer) -> Episode:
         shown = await found.reset({**self.config.reset, "seed": task.data["seed"]})
