@@ -92,13 +92,25 @@ def tables_of(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If the folder is not a run folder, or its run file is damaged.
     """
-    file = run / "run.toml"
-    if not file.is_file():
-        raise ConfigError(f"{run} is not a run folder: it has no run.toml")
+    file = run_file_of(run)
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+def run_file_of(run: Path) -> Path:
+    """Returns the path of a run's run file.
+
+    Raises:
+        ConfigError: If the folder is not a run folder.
+    """
+    file = run / "run.toml"
+    if not file.is_file():
+        inside = [folder for folder in run_folders(run) if folder != run] if run.is_dir() else []
+        hint = f"; name one of the runs in it, such as {inside[-1]}" if inside else ""
+        raise ConfigError(f"{run} is not a run folder: it has no run.toml{hint}")
+    return file
 
 
 def where_rollouts_ran(run: Path) -> str | None:

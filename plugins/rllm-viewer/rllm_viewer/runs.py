@@ -9,7 +9,7 @@ from rllm_core.assembly.resolution import Resolved, resolve_run
 from rllm_core.errors import ConfigError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder import checkpoint
-from rllm_viewer.results import validations
+from rllm_viewer.results import run_file_of, validations
 
 
 def resolved_run(run: Path, plugins: PluginManager) -> Resolved:
@@ -19,10 +19,7 @@ def resolved_run(run: Path, plugins: PluginManager) -> Resolved:
         ConfigError: If the folder has none, or its run file is invalid here.
         PluginError: If a plugin of the run is missing or broken.
     """
-    file = run / "run.toml"
-    if not file.is_file():
-        raise ConfigError(f"{run} is not a run folder: it has no run.toml")
-    return resolve_run(str(file), plugins)
+    return resolve_run(str(run_file_of(run)), plugins)
 
 
 def checkpoint_of(run: Path, step: int | None) -> Path:

@@ -258,6 +258,8 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     error = called(show, tmp_path).exception
     assert isinstance(error, ConfigError)
     assert "is not a run folder" in str(error)
+    run = write_run(tmp_path / "mine")
+    assert str(run) in str(called(show, tmp_path).exception), "of a folder of runs, it names one"
 
 
 def test_a_run_without_recorded_groups_says_why(tmp_path: Path) -> None:
