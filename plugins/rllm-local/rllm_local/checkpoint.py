@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ def save(
         for key, value in optimizer.state[parameter].items():
             moments[f"{key}.{name}"] = value.contiguous()
     try:
-        with one_model_at_a_time():
+        # With adapters of the embedding or head, peft saves that, too, and warns.
+        with one_model_at_a_time(), warnings.catch_warnings(action="ignore", category=UserWarning):
             model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         save_file(moments, directory / OPTIMIZER_FILE)
@@ -78,7 +80,7 @@ def load_weights(directory: Path, model: PreTrainedModel, parameters: dict[str, 
         for name, parameter in parameters.items():
             saved = own.get(name)
             if saved is None:
-                saved = own.get(name.replace(".default.", "."))  # peft omits the adapter's name.
+                saved = own.get(_in_peft(name))
             if saved is None or saved.shape != parameter.shape:
                 raise RunError(f"checkpoint {directory} is from another model: {name} is missing or has another shape")
             parameter.copy_(saved)
@@ -110,8 +112,9 @@ def check_adapters(
     is_same = before == now
     if is_same and saved is not None:
         source = str(saved.get("base_model_name_or_path") or base)
-        theirs = set(_weights(directory, model, parameters))
-        ours = {name.replace(".default.", ".") for name in parameters}
+        # Weights without adapters are those that `save` mentions.
+        theirs = {name for name in _weights(directory, model, parameters) if ".lora_" in name}
+        ours = set(map(_in_peft, parameters))
         if Path(source).name != Path(base).name:  # a cached model has the same name on every machine
             before, now, is_same = f"{before} for {source}", f"{now} for {base}", False
         elif theirs != ours:
@@ -139,6 +142,11 @@ def check_vocabulary(directory: Path, starter: str) -> None:
             f"checkpoint {directory} is of another starter model: the conversations of its workflow had other words; "
             "export the trained model (rllm-core export-model) and set model.path to it"
         )
+
+
+def _in_peft(name: str) -> str:
+    """Returns the name under which peft saves a weight of an adapter: without the adapter's own name."""
+    return name.replace(".default.", ".").removesuffix(".default")
 
 
 def _modules(names: Collection[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,16 +138,18 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
     from peft import LoraConfig, TaskType
 
     targets: Any = list(lora.target_modules) or "all-linear"
+    settings = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=targets,
+        lora_dropout=0.0,
+    )
     try:
-        model.add_adapter(
-            LoraConfig(
-                task_type=TaskType.CAUSAL_LM,
-                r=lora.rank,
-                lora_alpha=lora.alpha,  # type: ignore[arg-type]
-                target_modules=targets,
-                lora_dropout=0.0,
-            )
-        )
+        with warnings.catch_warnings(
+            action="ignore", category=UserWarning
+        ):  # of merging a tied head: see `export-model`
+            model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
 

@@ -135,7 +135,7 @@ def weights(backend: LocalBackend) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in backend._trainer.model.state_dict().items()}
 
 
-@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)])
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4), LoRAConfig(target_modules=("q_proj", "embed_tokens"))])
 async def test_a_resumed_run_equals_an_uninterrupted_one(
     run_config: Build, samples: list[TrainingSample], tmp_path: Path, lora: LoRAConfig | None
 ) -> None:

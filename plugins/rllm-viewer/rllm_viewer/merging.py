@@ -35,8 +35,16 @@ def merge_adapters(folder: Path) -> None:
         is_vision = getattr(config, "vision_config", None) is not None
         auto_class: Any = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
         model = auto_class.from_pretrained(base, dtype=torch.float32)
+        head = model.get_output_embeddings()
+        is_tied = head.weight is model.get_input_embeddings().weight
+        if is_tied:  # adapters may change one of them, and not the other
+            model.config.tie_word_embeddings = False
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft uses old names of transformers
             merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        if is_tied and torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"--merge: adapters and base model {base!r} cannot be merged: {_first_line(error)}") from error
     for name in ("adapter_config.json", "adapter_model.safetensors"):

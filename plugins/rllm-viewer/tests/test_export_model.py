@@ -40,6 +40,7 @@ SETTINGS = (
     "optimizer.warmup_steps=0",
 )
 LORA = ("local.lora.rank=4",)
+LORA_OF_TIED_HEAD = (*LORA, "local.lora.target_modules=['q_proj', 'lm_head']")
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +92,14 @@ def greatest_gap(model: Any, run: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "options", "kind"),
-    [((), (), "model"), (LORA, (), "adapter"), (LORA, ("--merge",), "model"), ((), ("--merge",), "model")],
-    ids=["full", "adapter", "merged", "nothing_to_merge"],
+    [
+        ((), (), "model"),
+        (LORA, (), "adapter"),
+        (LORA, ("--merge",), "model"),
+        (LORA_OF_TIED_HEAD, ("--merge",), "model"),
+        ((), ("--merge",), "model"),
+    ],
+    ids=["full", "adapter", "merged", "merged_head", "nothing_to_merge"],
 )
 def test_an_export_gives_the_log_probabilities_of_the_last_validation(
     trained, plugins: PluginManager, tmp_path: Path, overrides, options, kind: str
