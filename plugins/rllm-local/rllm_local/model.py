@@ -146,9 +146,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
         lora_dropout=0.0,
     )
     try:
-        with warnings.catch_warnings(
-            action="ignore", category=UserWarning
-        ):  # of merging a tied head: see `export-model`
+        # peft warns that adapters of a tied head cannot be merged; `export-model` can.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
