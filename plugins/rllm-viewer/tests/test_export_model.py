@@ -41,6 +41,7 @@ SETTINGS = (
 )
 LORA = ("local.lora.rank=4",)
 LORA_OF_TIED_HEAD = (*LORA, "local.lora.target_modules=['q_proj', 'lm_head']")
+LORA_OF_TIED_EMBEDDING = (*LORA, "local.lora.target_modules=['q_proj', 'embed_tokens']")
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +91,29 @@ def greatest_gap(model: Any, run: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # of transformers' own loading
 @pytest.mark.parametrize(
     ("overrides", "options", "kind"),
     [
         ((), (), "model"),
         (LORA, (), "adapter"),
         (LORA, ("--merge",), "model"),
+        (LORA_OF_TIED_HEAD, (), "adapter"),
         (LORA_OF_TIED_HEAD, ("--merge",), "model"),
+        (LORA_OF_TIED_EMBEDDING, (), "adapter"),
+        (LORA_OF_TIED_EMBEDDING, ("--merge",), "model"),
         ((), ("--merge",), "model"),
     ],
-    ids=["full", "adapter", "merged", "merged_head", "nothing_to_merge"],
+    ids=[
+        "full",
+        "adapter",
+        "merged",
+        "adapter_of_head",
+        "merged_head",
+        "adapter_of_embedding",
+        "merged_embedding",
+        "nothing_to_merge",
+    ],
 )
 def test_an_export_gives_the_log_probabilities_of_the_last_validation(
     trained, plugins: PluginManager, tmp_path: Path, overrides, options, kind: str
