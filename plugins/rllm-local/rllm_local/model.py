@@ -253,10 +253,11 @@ def make_decoder(
                     return fused
             logger.warning(f"the {kind.title} disagrees with transformers on this model, so it is not used")
     decoder = TransformersDecoder(model, shared=shares_weights, images=images, autocast_dtype=of_training)
-    if not decoder.agrees_with_itself(vocabulary_size(model)):
+    is_exact = dtype == torch.float32 and config.matmul_precision in ("auto", "highest")
+    if not decoder.agrees_with_itself(vocabulary_size(model), is_exact=is_exact):
         raise ConfigError(
             f"model.path: backend local cannot sample from models of type {model.config.model_type!r}, because "
-            "transformers computes other logits with its cache than without; use a model with attention"
+            "transformers computes other logits for them with padding or a cache; use a model with attention"
         )
     return decoder
 

@@ -72,7 +72,7 @@ LIMITED: dict[str, dict[str, Any]] = {
     "Phi3": {"original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE, "pad_token_id": 0},
 }
 """Architectures with other numbers, or none, beyond some position."""
-REJECTED: dict[str, dict[str, Any]] = {"Mamba": {"state_size": 8}}
+REJECTED: dict[str, dict[str, Any]] = {"Mamba": {"state_size": 8}, "RecurrentGemma": {"num_hidden_layers": 3}}
 """Architectures that transformers decodes with other numbers in padded batches."""
 
 
@@ -218,10 +218,13 @@ def test_no_row_of_a_batch_leaves_the_positions_of_the_model(architecture: str) 
         assert np.abs(output.logprobs - plain_logprobs(model, sample)).max() < 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", REJECTED)
+# The difference of RecurrentGemma, in a convolution of width 4, is too near to the rounding of bfloat16.
+@pytest.mark.parametrize(
+    ("architecture", "dtype"), [("Mamba", "float32"), ("Mamba", "bfloat16"), ("RecurrentGemma", "float32")]
+)
 def test_a_model_that_is_sampled_with_other_logits_is_rejected(architecture: str, dtype: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot sample from models of type 'mamba'"):
+    kind = {"Mamba": "mamba", "RecurrentGemma": "recurrent_gemma"}[architecture]
+    with pytest.raises(ConfigError, match=f"cannot sample from models of type '{kind}'"):
         make_decoder(model_of(architecture), LocalConfig(device="cpu", dtype=dtype), shares_weights=True)
 
 
