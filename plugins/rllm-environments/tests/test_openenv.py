@@ -131,7 +131,7 @@ def test_a_rollout_waits_while_the_server_restarts():
             workflow = OpenEnvWorkflow(OpenEnvConfig(url=url, action_field="take"))
             await workflow.open()
         rollout = asyncio.create_task(rollout_of(workflow, "1"))
-        while workflow._unreachable_since is None:
+        while workflow._unreachable_since is None and not rollout.done():
             await asyncio.sleep(0.01)
         async with server(Behavior(), urlsplit(url).port):
             return await rollout
