@@ -78,6 +78,31 @@ def test_a_running_run_is_followed(tmp_path: Path, page: Page) -> None:
         wait_for_view(page, f"#/run/0/group/{offset}")
 
 
+def test_a_run_that_was_resumed_meanwhile_is_shown_without_the_lost_launch(tmp_path: Path, page: Page) -> None:
+    run = demo_runs.demo(tmp_path / "run", steps=3)
+    longer = demo_runs.demo(tmp_path / "longer", steps=9)
+    with served(run) as server:
+        show(page, server, "#/run/0/step/2")
+        before = json.loads(copied(page, "JSON"))
+        for file in longer.iterdir():  # as after the page was hidden: the files were cut, and are longer again
+            file.replace(run / file.name)
+        (run / "plugins.json").write_text("[{}, {}]")
+        page.evaluate("location.hash = '#/run/0'")
+        expect(page.get_by_role("link", name="group 9", exact=True)).to_be_visible()
+        page.evaluate("location.hash = '#/run/0/step/2'")
+        wait_for_view(page, "#/run/0/step/2")
+        after = json.loads(copied(page, "JSON"))
+    assert before["metrics"] == demo_runs.metrics(2, 3)
+    assert after["metrics"] == demo_runs.metrics(2, 9)
+
+
+def copied(page: Page, name: str) -> str:
+    page.keyboard.press("c")
+    page.locator("#copies").get_by_role("button", name=name).click()
+    expect(page.get_by_text(f"copied as {name}")).to_be_visible()
+    return str(page.evaluate("navigator.clipboard.readText()"))
+
+
 def test_a_killed_run_and_broken_lines_are_named(tmp_path: Path, page: Page) -> None:
     run = demo_runs.demo(tmp_path / "run", steps=2)
     (run / "summary.json").unlink()
@@ -121,13 +146,6 @@ def test_a_run_without_groups_says_why(tmp_path: Path, page: Page) -> None:
     with served(run) as server:
         show(page, server, "#/run/0")
         assert "groups_kept_per_step = 0" in page.inner_text("main")
-
-
-def copied(page: Page, name: str) -> str:
-    page.keyboard.press("c")
-    page.locator("#copies").get_by_role("button", name=name).click()
-    expect(page.get_by_text(f"copied as {name}")).to_be_visible()
-    return str(page.evaluate("navigator.clipboard.readText()"))
 
 
 def test_what_is_shown_can_be_copied(server: ViewServer, folder: Path, page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from rllm_viewer.view import facts
 from rllm_viewer.view.files import Waited, Waits
 from rllm_viewer.view.index import RunIndex
 from rllm_viewer.view.search import Query, hits
+from rllm_viewer.view.viewed_run import ViewedRun
 
 
 def indexed(run: Path, cache: Path | None = None) -> RunIndex:
@@ -130,6 +132,44 @@ def test_a_run_that_was_cut_back_begins_anew(tmp_path: Path) -> None:
     found = index.changes(0, 2)
     assert found.epoch == 1
     assert [row.step for row in found.rows] == [1]
+
+
+def launched(run: Path) -> None:
+    """Writes the file that a run replaces at each launch."""
+    (run / "new.json").write_text("[{}]")
+    (run / "new.json").replace(run / "plugins.json")
+
+
+def test_a_run_that_was_cut_back_and_is_longer_again_begins_anew(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [sorting(step=1), sorting(step=2)])
+    launched(run)
+    index = indexed(run, tmp_path / "cache")
+    shutil.rmtree(run)
+    write_run(run, [sorting(step=1), *(sorting(step=3, group=each) for each in range(4))])
+    launched(run)
+    index.update()
+    assert index.epoch == 1
+    assert [row.step for row in index.rows()] == [1, 3, 3, 3, 3]
+    index.update()
+    assert index.epoch == 1
+
+
+def test_what_a_lost_launch_wrote_is_not_shown(tmp_path: Path) -> None:
+    one = sorting(step=1)
+    run = write_run(tmp_path / "run", [one])
+    viewed = ViewedRun(run, None)
+    shown = []
+    for launch in (1, 2):  # the lines of the second are longer
+        events = [f'{{"event":"dispatch","group":{one.group},"weight_version":{launch}}}'] * launch
+        owners = [each.episode.rollout_id for each in one.rollouts]
+        timings = [json.dumps({"rollout": owner, "seconds": launch, "more": [0] * launch}) for owner in owners]
+        (run / "events.jsonl").write_text("".join(f"{line}\n" for line in events))
+        (run / "group_timings.jsonl").write_text("".join(f"{line}\n" for line in timings))
+        launched(run)
+        viewed.update()
+        shown.append(viewed.group(0))
+    assert [each["waited"] for each in shown] == [Waited(1), Waited(2)]
+    assert [[each["seconds"] for each in one["rollouts"]] for one in shown] == [[1, 1], [2, 2]]
 
 
 def test_it_is_kept_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Changes(msgspec.Struct):
     """New or changed rows since an earlier answer.
 
     Attributes:
-        epoch: Number of times that the run was cut back; rows of another epoch are no longer valid.
+        epoch: Number of times that the files were cut back or replaced; rows of another epoch are no longer valid.
         next: Position at which the next answer continues.
         read: Bytes of ``groups.jsonl`` whose rollouts are known.
         size: Bytes to read; an incomplete line at the end does not count, since the run may have been killed.
@@ -61,18 +61,21 @@ class RunIndex:
         cache: Folder in which to save the index, or None.
 
     Attributes:
+        epoch: Number of times that the files were cut back or replaced, such as by a resume.
         give_way: Called before each group, so that urgent requests need not wait until all groups are read.
     """
 
     def __init__(self, run: Path, cache: Path | None) -> None:
         self.give_way: Callable[[], object] = lambda: None
+        self._launches = run / "plugins.json"
         self._groups = run / f"{GROUPS}.jsonl"
         self._entries = run / f"{INDEX}.jsonl"
         name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:32]
         self._cache = None if cache is None else cache / f"{name}.json"
         self._changed = threading.Lock()
         self._updating = threading.Lock()
-        self._epoch = 0
+        self.epoch = 0
+        self._launch = _identity(self._launches)
         self._clear()
 
     def _clear(self) -> None:
@@ -99,10 +102,10 @@ class RunIndex:
     def changes(self, epoch: int, since: int) -> Changes:
         """Returns the rows that changed after an earlier answer, or all rows if its epoch is over."""
         with self._changed:
-            since = since if epoch == self._epoch else 0
+            since = since if epoch == self.epoch else 0
             identities = dict.fromkeys(self._order[since:])
             return Changes(
-                self._epoch,
+                self.epoch,
                 len(self._order),
                 self._position,
                 self._end,
@@ -113,12 +116,16 @@ class RunIndex:
     def update(self) -> None:
         """Reads the lines that the run has added. Other threads see the rows while this continues."""
         with self._updating:
+            launch = _identity(self._launches)
+            is_shorter = _size(self._groups) < self._position or _size(self._entries) < self._listed
+            # A resumed run has been cut back to its checkpoint, and may have become longer again since the last look.
+            if is_shorter or launch != self._launch:
+                with self._changed:
+                    self._clear()
+                    self.epoch += 1
+                self._launch = launch
             if not self._rows and not self._position:
                 self._restore()
-            if _size(self._groups) < self._position or _size(self._entries) < self._listed:
-                with self._changed:  # A resumed run has been cut back to its checkpoint.
-                    self._clear()
-                    self._epoch += 1
             self._read_entries()
             self._read_groups()
 
@@ -216,6 +223,15 @@ def _lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
                 return
             yield position, line[:-1]
             position += len(line)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Returns what distinguishes a file from those that replace it; None if it is missing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _size(path: Path) -> int:

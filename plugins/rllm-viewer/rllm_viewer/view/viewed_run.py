@@ -48,9 +48,13 @@ class ViewedRun:
         self.name = path.name or path.resolve().name
         self.index = RunIndex(path, cache)
         self.problem: str | None = None
-        self._spelled = SpelledTokens(path)
-        self._timings = Timings(path)
-        self._waits = Waits(path)
+        self._epoch = self.index.epoch
+        self._follow()
+
+    def _follow(self) -> None:
+        self._spelled = SpelledTokens(self.path)
+        self._timings = Timings(self.path)
+        self._waits = Waits(self.path)
 
     def update(self) -> None:
         """Reads the lines that the run has added.
@@ -59,6 +63,9 @@ class ViewedRun:
             OSError: If a file cannot be read.
         """
         self.index.update()
+        if self.index.epoch != self._epoch:
+            self._epoch = self.index.epoch
+            self._follow()
         self._spelled.update()
 
     def summary(self) -> Json:

@@ -104,7 +104,15 @@ export class Run {
 
   async _update() {
     const groups = await get(isFile ? `/api/run/${this.number}/groups` : `/api/run/${this.number}/groups?epoch=${this._epoch}&since=${this._since}`);
-    if (groups.epoch !== this._epoch) this._known.clear();
+    if (groups.epoch !== this._epoch) {
+      // A resumed run has been cut back to its checkpoint: what was read of the lost steps and groups is wrong.
+      this._known.clear();
+      this.rows = [];
+      this.steps = { metrics: [], timings: [], validations: [] };
+      this.brokenLines = {};
+      this._places = { metrics: 0, timings: 0, events: 0 };
+      answers.clear();
+    }
     let isNew = groups.rows.length > 0 || groups.epoch !== this._epoch || !this.isListed || groups.read !== this.read;
     this._epoch = groups.epoch;
     this._since = groups.next;
