@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,20 @@ def index_of(run: Path) -> list[IndexedGroup]:
         DamagedFile: If the index is damaged.
     """
     path, groups = run / f"{INDEX}.jsonl", run / f"{GROUPS}.jsonl"
-    has_groups = groups.is_file() and groups.stat().st_size > 0  # a running run writes them before their index
     try:
         entries = [IndexedGroup(**line) for line in read_json_lines(path)]
     except TypeError as error:
         raise damaged(path, error) from error
-    if has_groups and not entries:
-        raise damaged(path, ValueError(f"it is missing or empty, but {groups.name} has groups"))
-    return entries
+    if not entries and groups.is_file():
+        with groups.open("rb") as lines:
+            # One may lack its entry: a run writes a group before the entry, and may be killed between them.
+            if len(list(islice(lines, 2))) > 1:
+                raise damaged(path, ValueError(f"it is missing or empty, but {groups.name} has groups"))
+    if (run / "summary.json").exists():
+        return entries
+    # Whoever copies the folder of an active run may copy the groups earlier than their index.
+    size = groups.stat().st_size if groups.is_file() else 0
+    return [entry for entry in entries if entry.offset + entry.length <= size] or entries
 
 
 def group_at(run: Path, entry: IndexedGroup) -> RecordedGroup:

@@ -15,6 +15,7 @@ from recorded_runs import add_tokens, called, failed, group, rollout, shown, sor
 from rllm_core.errors import ConfigError, RunError
 from rllm_core.plugins import PluginManager
 from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.run_folder.run import Run
 from rllm_core.types import Episode, PlacedMedia, Task, Trajectory
 from rllm_viewer.commands.show import show
 
@@ -290,9 +291,25 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str) -> None:
     assert name in str(error)
 
 
+def test_the_first_group_may_not_have_its_entry_yet(tmp_path: Path) -> None:
+    run = of(tmp_path, sorting())
+    (run / "groups_index.jsonl").unlink()
+    assert list(Run(run).groups()) == []
+
+
+def test_groups_that_a_copy_of_an_active_run_lacks_are_left_out(tmp_path: Path) -> None:
+    run = of(tmp_path, sorting(step=1), sorting(step=2))
+    content = (run / "groups.jsonl").read_bytes()
+    (run / "groups.jsonl").write_bytes(content[:-20])
+    assert [one.step for one in Run(run).groups()] == [1]
+    (run / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match="no readable group"):
+        list(Run(run).groups())
+
+
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_groups_without_their_index_are_damage(tmp_path: Path, is_empty: bool) -> None:
-    run = of(tmp_path, sorting())
+    run = of(tmp_path, sorting(), sorting())
     index = run / "groups_index.jsonl"
     index.unlink()
     if is_empty:
