@@ -202,6 +202,13 @@ def test_search_says_how_far_it_is(run: Path) -> None:
         assert b"not a regular expression" in body
 
 
+def test_a_search_of_a_run_without_groups_finds_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(write_run(tmp_path / "run", None)) as server:
+        status, _, body = asked(server, "/api/run/0/search?q=x")
+    assert (status, json.loads(body)) == (200, {"searched": 0, "done": True})
+    assert capfd.readouterr().err == ""
+
+
 def test_a_search_that_takes_forever_ends_with_its_reader(tmp_path: Path) -> None:
     asked_for = [{"role": "user", "content": "a" * 64 + "!"}]
     run = write_run(tmp_path / "run", [group([rollout(0, [step(asked_for, "b")], 1.0)])])

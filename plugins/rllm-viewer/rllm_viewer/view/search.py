@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,8 @@ def main(path: Path) -> None:
     """Searches a file of groups, and writes the matches to standard output."""
     pattern = msgspec.json.decode(sys.stdin.buffer.read(), type=Query).pattern()
     output, said, position = sys.stdout.buffer, time.monotonic(), 0
-    with path.open("rb") as file:
+    # A run without recorded groups has no such file, and a run may be deleted while it is viewed.
+    with path.open("rb") if path.is_file() else nullcontext(()) as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
