@@ -50,8 +50,8 @@ class Tracker(ABC):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs metrics of an optimizer step, or of a validation (whose names start with ``validation/``).
 
-        Steps never decrease, except that a resumed run repeats the steps after its checkpoint. A step may have both
-        kinds.
+        Steps never decrease, except that a resumed run repeats the steps after its checkpoint and, after a kill, the
+        last 100 before it. A step may have both kinds.
 
         Args:
             step: Optimizer steps done.

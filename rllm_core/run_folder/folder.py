@@ -52,6 +52,7 @@ class RunDir:
         initial: Weights of another run that this launch needs, or None.
         incarnation: Number of this launch, from 0.
         resumed: Checkpoint that this launch resumes, or None.
+        was_killed: Whether this launch resumes one that did not end by itself.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RunDir:
         self.resumed: Path | None = None
         self.manifest: dict[str, Any] | None = None
         self.incarnation = 0
+        self.was_killed = False
         self.lines: dict[str, JsonLines] = {}
         outer = next(filter(is_run_folder, self.path.parents), None)
         if outer is not None and not resume:  # pruning a checkpoint would delete a run inside it
@@ -224,9 +226,9 @@ class RunDir:
                 f"run folder {self.named} cannot be resumed: {error}; restore the file, or {new_run(self.named)}"
             ) from error
         lost = self.path / "lost" / str(self.incarnation - 1)
-        (self.path / "summary.json").unlink(
-            missing_ok=True
-        )  # from the previous launch, including steps that are truncated now
+        self.was_killed = not (self.path / "summary.json").exists()
+        # It is from the previous launch, including steps that are truncated now.
+        (self.path / "summary.json").unlink(missing_ok=True)
         for name, offset in lines:
             cut_after(self.path / name, offset, lost / name)
 

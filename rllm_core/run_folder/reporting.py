@@ -11,7 +11,7 @@ from rllm_core.run_folder import answers_table
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
 from rllm_core.run_folder.groups import RecordedGroup
-from rllm_core.run_folder.metrics import CORE_METRICS, WORKFLOW, MetricsAggregator, record_step, record_teacher
+from rllm_core.run_folder.metrics import CORE_METRICS, MetricsAggregator, record_step, record_teacher
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.results import ConsumedGroup, ValidationResult
 from rllm_core.run_folder.tracking import Trackers
@@ -111,13 +111,13 @@ class Reporter:
         self.run_dir.lines["timings"].write(timings)
         self._keep(step, [episode for item in consumed for episode in item.episodes])
         self.progress.step(metrics, timings)
-        self.trackers.log(step, {**metrics, **{name: value for name, value in timings.items() if value is not None}})
+        self.trackers.log_step(metrics, timings)
         return metrics
 
     def answers(self, step: int, groups: Sequence[RecordedGroup]) -> None:
         """Sends the table of a step's sampled answers to the trackers, if it is due."""
         if answers_table.is_due(self.config.training.answers_table_every_steps, step):
-            self.trackers.log_table(answers_table.NAME, step, answers_table.COLUMNS, list(answers_table.rows(groups)))
+            self.trackers.log_answers(step, groups)
 
     def validated(
         self, result: ValidationResult, episodes: Sequence[Episode], retried: Sequence[Episode]
@@ -130,11 +130,7 @@ class Reporter:
         self.event("validation", **result.to_dict(), episodes=[_outcome(episode) for episode in episodes])
         self._keep(result.step, episodes)
         self.progress.validated(result)
-        fields = result.to_dict()
-        fields |= {f"{WORKFLOW}/{name}": value for name, value in fields.pop("metrics").items()}
-        metrics = {key: float(value) for key, value in fields.items() if value is not None}
-        self.trackers.log(result.step, {f"validation/{key}": value for key, value in metrics.items()})
-        return metrics
+        return self.trackers.log_validation(result)
 
     def _error(self, episode: Episode) -> None:
         self.failures.rollout(episode)

@@ -16,6 +16,10 @@ from functools import partial
 
 from rllm_core.config import RunConfig
 from rllm_core.plugins.blame import blamed
+from rllm_core.run_folder import answers_table
+from rllm_core.run_folder.groups import RecordedGroup
+from rllm_core.run_folder.metrics import WORKFLOW
+from rllm_core.run_folder.results import ValidationResult
 from rllm_core.third_party_calls import CallThread
 from rllm_core.tracker import Cell, Status, Tracker
 
@@ -72,6 +76,22 @@ class Trackers:
         """See `Tracker.log_table`; does not wait."""
         logged = [list(row) for row in rows]
         self._each(lambda tracker: tracker.log_table(name, step, list(columns), copy.deepcopy(logged)))
+
+    def log_step(self, metrics: Mapping[str, float], timings: Mapping[str, float | None]) -> None:
+        """Logs the lines of an optimizer step."""
+        self.log(int(metrics["step"]), {**metrics, **{name: v for name, v in timings.items() if v is not None}})
+
+    def log_validation(self, result: ValidationResult) -> dict[str, float]:
+        """Logs a validation; returns its metrics, without the prefix that they have in trackers."""
+        fields = result.to_dict()
+        fields |= {f"{WORKFLOW}/{name}": value for name, value in fields.pop("metrics").items()}
+        metrics = {key: float(value) for key, value in fields.items() if value is not None}
+        self.log(result.step, {f"validation/{key}": value for key, value in metrics.items()})
+        return metrics
+
+    def log_answers(self, step: int, groups: Sequence[RecordedGroup]) -> None:
+        """Logs the table of a step's sampled answers."""
+        self.log_table(answers_table.NAME, step, answers_table.COLUMNS, list(answers_table.rows(groups)))
 
     async def finish(self, status: Status) -> None:
         """See `Tracker.finish`; waits until all trackers have finished or failed, at most `deadline_seconds`."""

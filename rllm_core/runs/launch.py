@@ -31,6 +31,7 @@ from rllm_core.plugins.blame import blamed
 from rllm_core.run_folder import first_failures
 from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.run_folder.folder import RunDir
+from rllm_core.run_folder.logging_again import log_again
 from rllm_core.run_folder.progress import Harmless, Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.runs.signals import Signals
@@ -160,6 +161,7 @@ class _Launch:
             if launches and (changed := _changed(launches[-1], versions)):
                 progress.note(f"changed since the previous launch: {', '.join(changed)}")
             self.trackers.start(config, str(run_dir.path))
+            log_again(run_dir, self.trackers)
             model = f" with model {config.model.path}" if config.model.path else ""
             progress.waiting(f"starting backend {config.backend!r}{model}")
             engine = await assembly.engine()

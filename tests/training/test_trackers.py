@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rllm_core.assembly.resolution import load_run_config
 from rllm_core.config import RunConfig, Section
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins import PluginManager
-from rllm_core.run_folder import tracking
+from rllm_core.run_folder import logging_again, tracking
 from rllm_core.run_folder.progress import Progress
 from rllm_core.run_folder.tracking import Trackers
 from rllm_core.runs import launch
@@ -278,6 +279,30 @@ def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(play: Any, tmp_pat
     assert before.steps() == [1, 2, 3]
     assert after.steps() == [3, 4, 5, 6]
     assert before.calls[0][2] == after.calls[0][2] == str(play_again.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_again", [100, 2])
+def test_the_last_steps_before_the_checkpoint_of_a_killed_launch_are_logged_again(
+    play: Any, monkeypatch: pytest.MonkeyPatch, steps_again: int
+) -> None:
+    options = (
+        "training.checkpoint_every_steps=4",
+        "training.validate_every_steps=2",
+        "training.answers_table_every_steps=4",
+    )
+    first, _ = play(*options)
+    shutil.rmtree(first.path / "checkpoints" / "step-000006")
+    (first.path / "summary.json").unlink()  # as after a kill
+    monkeypatch.setattr(logging_again, "STEPS", steps_again)
+    play(*options, resume=True)
+    before, after = ([call for call in board.calls if "log" in call[0]] for board in Board.boards)
+    first_step = 5 - min(4, steps_again)
+    again = [call for call in before if steps_again == 100 or first_step <= (call[1] if call[0] == "log" else call[2])]
+    count = next(number for number, call in enumerate(after) if call[1] == 5)
+    assert after[:count] == again[:count]
+    assert after[count - 1][1] == 4
+    assert Board.boards[1].steps() == list(range(first_step, 7))
 
 
 @pytest.mark.slow
