@@ -52,10 +52,12 @@ class JoinedWorkflow(Workflow):
         return tasks
 
     async def run(self, task: Task, completer: Completer) -> Episode:
-        """Runs the workflow that a task belongs to."""
+        """Runs the workflow that a task belongs to; adds its reward, and whether it was solved, to its own metrics."""
         own = Task(task_id=task.data["task_id"], data=task.data["data"])
         episode = await self._joined[task.data["subset"]].run(own, completer)
-        metrics = {f"{task.data['subset']}/{name}": value for name, value in episode.metrics.items()}
+        results = {"reward": episode.reward, "solved": episode.is_correct}
+        found = {name: float(value) for name, value in results.items() if value is not None} | episode.metrics
+        metrics = {f"{task.data['subset']}/{name}": value for name, value in found.items()}
         return episode.model_copy(update={"task_id": task.task_id, "metrics": metrics})
 
     def group_of(self, episode: Episode, trajectory: Trajectory) -> str:

@@ -67,6 +67,17 @@ def test_a_run_trains_on_a_mixture_of_workflows(tmp_path: Path, host: str) -> No
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["reward_mean"] > metrics[0]["reward_mean"]
     assert metrics[-1]["sampler/passes/second"] > 0
+    subset_of = {event["group"]: event["task"].partition("/")[0] for event in events if event["event"] == "dispatch"}
+    group_of = {event["rollout"]: event["group"] for event in events if event["event"] == "start"}
+    last = next(event["groups"] for event in reversed(events) if event["event"] == "consume")
+    finished = [event for event in events if event["event"] == "finish" and group_of.get(event["rollout"]) in last]
+    for subset in ("first", "second"):
+        own = [event for event in finished if subset_of[group_of[event["rollout"]]] == subset]
+        rewards = [event["trajectories"][0]["reward"] for event in own]
+        assert metrics[-1][f"workflow/{subset}/reward"] == pytest.approx(sum(rewards) / len(rewards))
+        assert metrics[-1][f"workflow/{subset}/solved"] == sum(event["is_correct"] for event in own) / len(own)
+    validation = next(event for event in reversed(events) if event["event"] == "validation")
+    assert validation["metrics"].keys() >= {f"{name}/solved" for name in ("first", "second", "third")}
 
 
 def test_endless_tasks_cannot_be_joined() -> None:
