@@ -78,6 +78,20 @@ def test_a_running_run_is_followed(tmp_path: Path, page: Page) -> None:
         wait_for_view(page, f"#/run/0/group/{offset}")
 
 
+def test_the_times_of_a_step_that_was_still_running_are_read_again(tmp_path: Path, page: Page) -> None:
+    run = demo_runs.demo(tmp_path / "run", steps=2)
+    written = (run / "timings.jsonl").read_text()
+    (run / "timings.jsonl").write_text(written.splitlines(keepends=True)[0])
+    with served(run) as server:
+        show(page, server, "#/run/0/timing/2")
+        expect(page.get_by_text("The run has no timings of this step.")).to_be_visible()
+        (run / "timings.jsonl").write_text(written)
+        for address in ("#/run/0/step/2", "#/run/0/timing/2"):
+            page.evaluate(f"location.hash = '{address}'")
+            wait_for_view(page, address)
+        expect(page.get_by_text("waiting for groups")).to_be_visible()
+
+
 def test_a_run_that_was_resumed_meanwhile_is_shown_without_the_lost_launch(tmp_path: Path, page: Page) -> None:
     run = demo_runs.demo(tmp_path / "run", steps=3)
     longer = demo_runs.demo(tmp_path / "longer", steps=9)

@@ -4,7 +4,7 @@ import { nameOf } from "./blocks.js";
 import { h } from "./dom.js";
 import { bar } from "./group_view.js";
 import { link } from "./route.js";
-import { kept } from "./store.js";
+import { get } from "./store.js";
 import { counted, number, seconds } from "./text.js";
 
 const PARTS = { generation_wait_seconds: "waiting for groups", training_seconds: "training", drain_seconds: "waiting for rollouts before the sync", sync_seconds: "sending weights", between_steps_seconds: "validation, checkpoint" };
@@ -12,7 +12,7 @@ const MOST_BARS = 400;
 
 export async function timingView(place, app) {
   const run = await app.run(place);
-  const timing = await kept(`/api/run/${place.run}/timing/${place.step}`);
+  const timing = await get(`/api/run/${place.run}/timing/${place.step}`);
   const steps = [...new Set([...run.steps.timings, ...run.rows].map((row) => row.step))].sort((a, b) => a - b);
   const at = steps.indexOf(place.step);
   const to = (step) => step !== undefined && link({ run: run.number, view: "timing", step });
