@@ -94,6 +94,15 @@ def test_three_commands_lead_from_rows_to_a_trained_model_and_its_worst_group(fo
 
 
 @pytest.mark.slow
+def test_the_environment_of_the_page_is_learned(folder: Path) -> None:
+    [train] = [command for command in TRAINING if "echo." in command.replace("./echo.py", "")]
+    done = run_in_process([*shlex.split(train)[1:], "--run-dir", "runs/mine"], folder=folder, environment=os.environ)
+    assert done.returncode == 0, done.stderr
+    first, last = json.loads((folder / "runs/mine/summary.json").read_text(encoding="utf-8"))["validation"]
+    assert last["reward_mean"] > first["reward_mean"] + 0.5
+
+
+@pytest.mark.slow
 def test_one_cell_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Compared after few steps; the test above shows that the command learns."""
     options = [word for setting in SHORT for word in ("-o", f"training.{setting}")]
