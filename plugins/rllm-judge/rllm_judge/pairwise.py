@@ -10,6 +10,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Annotated, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from rllm_core.algorithms.group_scorer import RolloutGroup, ScorerServices, Scores
@@ -25,7 +27,8 @@ from rllm_judge.transcripts import draw_ids
 
 PLACES = ("A", "B")
 PRIOR_GAMES = 1.0
-ITERATIONS = 200
+MAX_ITERATIONS = 100
+TOLERANCE = 1e-9
 
 
 class PairwiseOptions(JudgeOptions, use_attribute_docstrings=True):
@@ -120,9 +123,9 @@ def pairs(contents: int, each: int, seed: int) -> list[tuple[int, int]]:
 def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> dict[int, float]:
     """Returns each competitor's probability of winning against an average one, from the results of its games.
 
-    Maximizes the likelihood with the iteration of Hunter (Annals of Statistics 32, 2004, eq. 3), counting one draw
-    against an average competitor. Competitors that no chain of games connects to the largest component are left out,
-    because nothing compares them with it. A single competitor without games gets 0.5.
+    Maximizes the likelihood by Newton's method, counting one draw against an average competitor. Competitors that no
+    chain of games connects to the largest component are left out, because nothing compares them with it. A single
+    competitor without games gets 0.5.
 
     Args:
         contents: Number of competitors.
@@ -131,21 +134,29 @@ def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]
     members = _largest_part(contents, games)
     if not members or (len(members) == 1 and contents > 1):
         return {}
-    wins = dict.fromkeys(members, PRIOR_GAMES / 2)
+    wins = np.zeros((len(members), len(members)))
     for (one, other), results in games.items():
-        if one in wins:
-            wins[one] += sum(results)
-            wins[other] += len(results) - sum(results)
-    strength = dict.fromkeys(members, 1.0)
-    for _ in range(ITERATIONS):
-        shares = {number: PRIOR_GAMES / (value + 1.0) for number, value in strength.items()}
-        for (one, other), results in games.items():
-            if one in wins:
-                share = len(results) / (strength[one] + strength[other])
-                shares[one] += share
-                shares[other] += share
-        strength = {number: wins[number] / shares[number] for number in members}
-    return {number: value / (value + 1.0) for number, value in strength.items()}
+        if one in members:
+            pair = members.index(one), members.index(other)
+            wins[pair] += sum(results)
+            wins[pair[::-1]] += len(results) - sum(results)
+    played, strengths = wins + wins.T, np.zeros(len(members))
+    for _ in range(MAX_ITERATIONS):
+        shares, scores = _logistic(strengths[:, None] - strengths), _logistic(strengths)
+        gradient = wins.sum(1) - (played * shares).sum(1) + PRIOR_GAMES * (0.5 - scores)
+        curvature = played * shares * (1 - shares)
+        hessian = np.diag(curvature.sum(1) + PRIOR_GAMES * scores * (1 - scores)) - curvature
+        step = np.linalg.solve(hessian, gradient)
+        longest = float(np.abs(step).max())
+        strengths += step / max(longest, 1.0)
+        if longest < TOLERANCE:
+            break
+    return dict(zip(members, _logistic(strengths).tolist(), strict=True))
+
+
+def _logistic(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    result: npt.NDArray[np.float64] = 1 / (1 + np.exp(-values))
+    return result
 
 
 def _largest_part(contents: int, games: Mapping[tuple[int, int], Sequence[float]]) -> list[int]:

@@ -123,6 +123,18 @@ def test_the_probabilities_are_those_of_bradley_and_terry() -> None:
         assert odds[one] / odds[other] == pytest.approx(strengths[one] / strengths[other], rel=0.02)
 
 
+@pytest.mark.parametrize("size", [2, 8, 40])
+def test_the_likelihood_is_at_its_maximum_also_if_the_better_one_always_wins(size: int) -> None:
+    games = {pair: [1.0, 1.0] for pair in pairs(size, 6, seed=0)}
+    found = bradley_terry(size, games)
+    odds = {number: value / (1 - value) for number, value in found.items()}
+    for number in range(size):  # wins, with the virtual draw, as many games as its strength predicts
+        met = [pair for pair in games if number in pair]
+        won = 0.5 + sum(2.0 for one, _ in met if one == number)
+        expected = sum(2 * odds[number] / (odds[one] + odds[other]) for one, other in met)
+        assert expected + found[number] == pytest.approx(won, abs=1e-6)
+
+
 def test_parts_that_were_not_compared_are_left_out() -> None:
     assert set(bradley_terry(5, {(0, 1): [1.0], (1, 2): [1.0], (3, 4): [1.0]})) == {0, 1, 2}
     assert bradley_terry(3, {}) == {}
