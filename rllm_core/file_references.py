@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+_SCRIPT = re.compile(r"[\w./-]+\.py")  # an argument of a program, which looks for it in the working directory
 _REFERENCE = re.compile(r"(?P<path>(~|\.{1,2})?/.*\.py)(:(?P<name>[A-Za-z_]\w*))?")
 
 CLASS_PREFIX = "python:"
@@ -68,9 +69,11 @@ def with_absolute_files(value: Any, folder: Path) -> Any:
 
 
 def referenced_files(value: Any) -> Iterator[str]:
-    """Yields the paths of all files that references in tables name."""
+    """Yields the paths of all Python files that tables name: references, and paths from the working directory."""
     if isinstance(value, Mapping | list):
         for content in value.values() if isinstance(value, Mapping) else value:
             yield from referenced_files(content)
     elif isinstance(value, str) and is_file_reference(value):
         yield str(file_reference(value)[0])
+    elif isinstance(value, str) and _SCRIPT.fullmatch(value):
+        yield str(Path(value).absolute())

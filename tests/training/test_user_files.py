@@ -160,13 +160,15 @@ def test_a_changed_file_is_refused_on_resume(run_scripted: RunScripted, write: C
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("named", ["{}:solve", "agent.py"])
 def test_files_that_only_a_setting_names_are_kept_and_compared(
-    run_scripted: RunScripted, write: Callable[[str, str], Path]
+    run_scripted: RunScripted, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     text = WORKFLOW.replace("letters: int = 2", "letters: int = 2\n    agents: tuple[str, ...] = ()")
     path, agent = write("env.py", text), write("agent.py", "def solve():\n    pass\n")
+    monkeypatch.chdir(agent.parent)
     elsewhere = agent.with_name("in_a_container.py")
-    agents = f'env.agents=["{agent}:solve", "{elsewhere}"]'
+    agents = f'env.agents=["{named.format(agent)}", "{elsewhere}", "in_a_container.py"]'
     run = run_scripted(agents, target=str(path))
     assert run.error is None
     assert set(json.loads((run.path / "files.json").read_text())) == {str(path), str(agent)}
