@@ -15,6 +15,7 @@ import pytest
 from rllm_environments.gymnasium_text.audit import audits
 from rllm_environments.gymnasium_text.environment import TextEnvironment, newest_of
 from rllm_environments.gymnasium_text.names import AUDIT_FILES, variants
+from rllm_environments.gymnasium_text.observations import text_of
 from rllm_environments.gymnasium_text.workflow import GymnasiumConfig, GymnasiumWorkflow
 
 from rllm_core.engine import TITOCompleter
@@ -121,6 +122,13 @@ def test_carried_objects_and_distances():
 )
 def test_the_text_of_discrete_and_small_spaces(environment, expected):
     assert re.fullmatch(expected, TextEnvironment(environment).reset(0))
+
+
+def test_integers_are_shown_in_full():
+    numbers = numpy.array([1234, -100_001])
+    assert text_of(gymnasium.spaces.Box(-200_000, 200_000, (2,), numpy.int64), numbers) == "1234 -100001"
+    assert text_of(gymnasium.spaces.MultiDiscrete([5000, 10]), numpy.array([4096, 3])) == "4096 3"
+    assert text_of(gymnasium.spaces.Box(-5000, 5000, (3,)), numpy.array([-0.0, 0.12345, 1234.5])) == "0 0.123 1.23e+03"
 
 
 def test_the_compact_view_of_a_room_with_a_ball():

@@ -1,10 +1,10 @@
 """Observations as text. Any change to a text changes `TEXT_VERSION`: results compare only within one version.
 
-Version 1:
+Version 2:
 
-- ``Discrete``: the number. ``MultiDiscrete``, ``MultiBinary`` and small ``Box``: numbers separated by spaces, with
-  three significant digits. ``Tuple``: the parts, separated by spaces. ``Text``: as it is. ``Dict``: ``key: value`` per
-  line.
+- ``Discrete``: the number. ``MultiDiscrete``, ``MultiBinary`` and small ``Box``: numbers separated by spaces, integers
+  in full and others with three significant digits. ``Tuple``: the parts, separated by spaces. ``Text``: as it is.
+  ``Dict``: ``key: value`` per line.
 - MiniGrid and BabyAI, form ``objects``: the mission at the start; then, every turn, the agent's direction, what it
   carries, the nearest wall ahead and at its sides, and every other object it sees, nearest first, by its distance.
 - MiniGrid and BabyAI, form ``grid``: the mission, the direction, and all cells of the view, of two characters each;
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 MAX_NUMBERS = 32
 
 GridForm = Literal["objects", "grid", "compact"]
@@ -89,7 +89,8 @@ def text_of(space: Any, observation: Any) -> str:
         return " ".join(text_of(part, value) for part, value in zip(space.spaces, observation, strict=True))
     if kind == "Dict":
         return "\n".join(f"{key}: {text_of(part, observation[key])}" for key, part in space.spaces.items())
-    return " ".join(f"{value + 0.0:.3g}" for value in observation.reshape(-1).tolist())
+    values = observation.reshape(-1).tolist()
+    return " ".join(str(int(value)) if isinstance(value, int) else f"{value + 0.0:.3g}" for value in values)
 
 
 def text_of_view(observation: Mapping[str, Any], form: GridForm) -> str:
