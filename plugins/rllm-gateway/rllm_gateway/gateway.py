@@ -145,8 +145,9 @@ class Gateway:
     async def _handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response:
         _check_host(headers)
         endpoint, rest = self._found(path, headers)
-        if method == "GET" and rest == "models":
-            return Response(200, msgspec.json.encode(_models()))
+        resource, _, model = rest.partition("/")
+        if method == "GET" and resource == "models":
+            return Response(200, msgspec.json.encode(_model(model) if model else _models()))
         with endpoint.failing():
             dialect = DIALECTS.get("messages" if rest == COUNTS else rest)
             if method != "POST" or dialect is None:
@@ -247,5 +248,9 @@ def _lines(events: Iterable[tuple[str | None, Any]]) -> bytes:
 
 
 def _models() -> dict[str, Any]:
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rllm-core"}
-    return {"object": "list", "data": [model]}
+    return {"object": "list", "data": [_model("policy")]}
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Describes a model of any name, since any name can be called."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rllm-core"}

@@ -156,6 +156,7 @@ async def test_the_sdk_sees_errors_as_of_its_own_server() -> None:
                 model="m", messages=[{"role": "user", "content": "x"}], response_format={"type": "json_object"}
             )
         assert [model.id async for model in agent.models.list()] == ["policy"]
+        assert (await agent.models.retrieve("some/name")).id == "some/name"
         wrong = openai.AsyncOpenAI(base_url=f"{client.gateway.url}/r/wrong/v1", api_key="x")
         with pytest.raises(openai.AuthenticationError, match="no running rollout"):
             await wrong.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
