@@ -312,7 +312,8 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
 
 def _in_flight(now: Now) -> str:
     most = max(now.rollouts, now.max_rollouts)  # a validation may run more rollouts than the limit of training
-    return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups, {now.groups_waiting} queued"
+    scored = f", {now.groups_scored} being scored" if now.groups_scored else ""
+    return f"{now.rollouts}/{most} rollouts in {now.groups_in_flight} groups{scored}, {now.groups_waiting} queued"
 
 
 def _spent(timings: Mapping[str, Any], limits: Mapping[str, float]) -> str:

@@ -68,6 +68,7 @@ class Now:
         groups_in_flight: Groups in generation.
         groups_waiting: Complete groups waiting to be trained.
         hold: Reason why no further group can start.
+        groups_scored: Groups whose rollouts have ended and wait for the group scorer, also those of a validation.
     """
 
     rollouts: int
@@ -75,6 +76,7 @@ class Now:
     groups_in_flight: int
     groups_waiting: int
     hold: str | None
+    groups_scored: int = 0
 
 
 def metric_means(episodes: Sequence[Episode]) -> dict[str, float]:

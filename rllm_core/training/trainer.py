@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rllm_core.backend import OptimizerStep, Policy, UpdateResult, checked_update
 from rllm_core.costs import LOGPROBS, TRAINING, Tally, collecting
@@ -101,7 +102,8 @@ class Trainer:
             await parts.notify("on_train_start")
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
-            parts.progress.watch(self.pace.now)
+            scoring = parts.scoring
+            parts.progress.watch(lambda: replace(self.pace.now(), groups_scored=scoring.in_progress if scoring else 0))
             if self._is_validation_due():  # also after a launch that was interrupted during this validation
                 await self._validate()
             await self._run_halves()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,38 @@ def test_plain_lines_say_that_a_long_step_goes_on(
         if thread.name == "progress":
             thread.join(timeout=60)
             assert not thread.is_alive(), "it ends with the run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_scorer_that_takes_long_is_named_and_not_the_rollouts(
+    run_scripted: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_live: bool,
+) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_BETWEEN_STEPS_SECONDS", 0.02)
+    path = tmp_path / "scorer.py"
+    path.write_text(
+        "from rllm_core.algorithms.group_scorer import GroupScorer\nwaits = None\n\nclass Late(GroupScorer):\n"
+        "    async def score(self, group, services):\n        await type(self).waits()\n"
+        "        return {e.rollout_id: e.trajectories[0].total_reward for e in group.episodes}\n"
+    )
+    display = Watched() if is_live else PlainProgress()
+
+    def takes_long(assembly: Parts) -> None:
+        async def waits() -> None:
+            said = ""
+            async with asyncio.timeout(60):
+                while not re.search(r"0/16 rollouts in \d+ groups, [1-9]\d* being scored, ", said):
+                    await asyncio.sleep(0.001)
+                    said += " ".join(display.look()) if isinstance(display, Watched) else capsys.readouterr().err
+
+        type(assembly.scorer).waits = staticmethod(waits)  # type: ignore[union-attr]
+
+    run = run_scripted(f"algorithm.group_scorer={path}", prepare=takes_long, progress=display)
+    assert run.error is None
 
 
 @pytest.mark.slow
