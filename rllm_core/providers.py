@@ -266,12 +266,15 @@ class RewardFunctionProvider(Provider):
     Attributes:
         variables: Names of environment variables that the function's process gets in addition to the few that every
             child gets, such as the key of a service that the function calls.
+        processes: Maximum number of processes for the function, each with one call at a time; other calls wait. A
+            function that waits for a service needs more than one that computes.
     """
 
     kind: ClassVar[str] = "reward function"
     hook: ClassVar[str] = "reward_functions"
 
     variables: tuple[str, ...] = ()
+    processes: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)

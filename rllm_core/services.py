@@ -119,7 +119,11 @@ class Services:
             graded = self._functions.get((name, limits))
             if graded is None:
                 graded = self._functions[name, limits] = ChildFunction(
-                    f"{__name__}:graded", limits, variables=provided.record.variables, name=short_name
+                    f"{__name__}:graded",
+                    limits,
+                    children=provided.record.processes,
+                    variables=provided.record.variables,
+                    name=short_name,
                 )
             try:
                 with timed("reward", name):

@@ -62,6 +62,12 @@ def infinite(task, text):
 def raises(task, text):
     raise KeyError(text)
 
+def together(task, text):
+    open(os.path.join(text, str(os.getpid())), "w").close()
+    while len(os.listdir(text)) < 6:
+        time.sleep(0.01)
+    return 1
+
 def dies(task, text):
     # only in the first call, if the text is the name of a file
     if not os.path.exists(text):
@@ -77,7 +83,11 @@ class Rewards:
     def reward_functions(self) -> list[RewardFunctionProvider]:
         names = ("length", "whole", "endless", "words", "infinite", "raises", "dies", "absent")
         names += ("of_numpy", "huge", "set_of_parts", "nameless_part")
-        return [RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names]
+        together = RewardFunctionProvider(name="together", load="planted_rewards:together", summary="One.", processes=6)
+        return [
+            *(RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names),
+            together,
+        ]
 
 
 @pytest.fixture
@@ -103,6 +113,16 @@ def closed(services: Services, awaitable: Any) -> Any:
 
 def test_a_reward_function_gets_the_task_and_the_text(services: Services) -> None:
     assert closed(services, services.reward_function("length")(Task(task_id="t", data={"longest": 4}), "abc")) == 0.75
+
+
+def test_as_many_calls_run_at_a_time_as_the_record_says(services: Services, tmp_path: Path) -> None:
+    (tmp_path / "met").mkdir()
+    together = services.reward_function("together", Limits(wall_seconds=60.0))
+
+    async def all_six() -> list[float]:
+        return await asyncio.gather(*(together(Task(task_id="t"), str(tmp_path / "met")) for _ in range(6)))
+
+    assert closed(services, all_six()) == [1.0] * 6
 
 
 def test_true_and_false_are_one_and_zero(services: Services) -> None:

@@ -40,5 +40,6 @@ def reward_functions() -> list[RewardFunctionProvider]:
                 "OPENAI_API_KEY",
                 "OPENAI_BASE_URL",
             ),
+            processes=16,  # as many requests at a time as the scorers send by default
         )
     ]

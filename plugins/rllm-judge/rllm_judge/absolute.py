@@ -15,7 +15,7 @@ from typing import Any
 
 from rllm_core.costs import JUDGE, spend
 from rllm_core.types import Task
-from rllm_judge.judges import api_key, failure
+from rllm_judge.judges import MAX_RETRIES, api_key, failure
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
@@ -84,4 +84,5 @@ def _client() -> Any:
         http_client=DefaultHttpxClient(event_hooks={"request": [note]}),
         base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None,
         api_key=api_key("OPENAI_API_KEY"),
+        max_retries=MAX_RETRIES,
     )

@@ -16,7 +16,7 @@ from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
 from rllm_judge.requests import BrokenOff, metered, note_async, reply_in
 
 NO_KEY = "none"
-MAX_RETRIES = 6  # of a request, by the SDK, over some 20 s; all attempts at a group thus last while a server restarts
+MAX_RETRIES = 6  # of a request, by the SDK, over some 20 s; all attempts thus last while a server restarts
 DEADLINE = "deadline"  # of a request, on the event loop's clock
 TOO_LONG = (400, 413, 422)
 """Status codes with which endpoints reject a question, most often because it is too long."""

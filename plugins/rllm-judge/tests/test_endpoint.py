@@ -183,6 +183,16 @@ def test_the_reward_function_grades_one_answer(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
+def test_the_reward_function_outlasts_a_limit_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([429] * 6 + ['{"score": 0.5}'])
+    monkeypatch.setenv("RLLM_JUDGE_MODEL", "big")
+    with serving(lambda messages: next(said)) as endpoint:
+        monkeypatch.setenv("RLLM_JUDGE_BASE_URL", endpoint.url)
+        assert reward({}, "text") == 0.5
+    assert len(endpoint.asked) == 7
+
+
+@pytest.mark.slow
 def test_without_a_model_the_reward_function_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLLM_JUDGE_MODEL", raising=False)
     with pytest.raises(ChildRaised, match="RLLM_JUDGE_MODEL"):
