@@ -79,9 +79,10 @@ class Signals:
         if self.trainer is not None:
             self.progress.note(f"{number.name} received: saving a checkpoint. Send it again to exit immediately")
             self.trainer.interrupt(self.interrupted)
-        elif self.is_closing:
-            self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
-        elif self._task is not None:
+            return
+        # Shutting down waits for calls in progress, such as the loading of a model.
+        self.progress.note(f"{number.name} received: shutting down. Send it again to exit immediately")
+        if self._task is not None and not self.is_closing:
             self._task.cancel()
 
 

@@ -233,6 +233,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == "interrupted by SIGINT", "who stops a run has made no error"
+    assert "SIGINT received" in err, "a backend that still loads its model may delay the end"
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert_balanced(summary)
