@@ -8,9 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllm_core.limits.guard import stack_of
+from rllm_core.plugins.blame import place_among
 from rllm_core.text import counted
 
 if TYPE_CHECKING:
@@ -168,7 +171,7 @@ class PlainProgress(_Told):
         while not self._ended.wait(pause) and self._awaited == what:
             waited = time.monotonic() - self._since
             try:
-                self._say(f"{what} ..." if pause == SILENT_SECONDS else f"{what} for {_clock(waited)}")
+                self._say(f"{what} ..." if pause == SILENT_SECONDS else f"{what} for {_clock(waited)}{_now_at()}")
             except OSError:
                 return  # stderr is closed, which the main loop will notice too
             pause = PLAIN_BETWEEN_STEPS_SECONDS
@@ -276,7 +279,9 @@ class LiveProgress(_Told):
     def _rows(self) -> Iterator[tuple[str, str]]:
         metrics, timings, now = self._metrics, self._timings, self._now
         if self._awaited:
-            yield "waiting", f"{self._awaited} ({_clock(time.monotonic() - self._since)})"
+            waited = time.monotonic() - self._since
+            where = _now_at() if waited > PLAIN_BETWEEN_STEPS_SECONDS else ""
+            yield "waiting", f"{self._awaited} ({_clock(waited)}{where})"
         if self._validation:
             yield "validation", self._validation
         elif metrics:
@@ -293,8 +298,10 @@ class LiveProgress(_Told):
             yield "speed-up", _speedup(timings) or "measured once generation has reached its full lead"
 
     def _say(self, text: str) -> None:
-        assert self._console is not None
-        self._console.print(text, highlight=False, markup=False)
+        if self._console is None:  # a signal before the start
+            super()._say(text)
+        else:
+            self._console.print(text, highlight=False, markup=False)
 
 
 def for_terminal() -> Progress:
@@ -308,6 +315,16 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
     value = f"{metrics[key]:.3f}" if key in metrics else "unknown"
     solved = f"  solved {metrics['solved']:.3f}" if "solved" in metrics else ""
     return label, f"{value}{solved}  {timings['tokens_per_second']:,.0f} tokens/s"
+
+
+def _now_at() -> str:
+    """Names the line of plugin or user code that runs in this process, for a wait that may never end."""
+    # A program of the user that called the run only waits in the event loop.
+    stacks = (
+        takewhile(lambda frame: "asyncio" not in frame.module, stack_of(top)) for top in sys._current_frames().values()
+    )
+    places = map(place_among, stacks)
+    return next((f", now at {place.in_function}" for place in places if place is not None), "")
 
 
 def _in_flight(now: Now) -> str:

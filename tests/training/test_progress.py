@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rllm_core.assembly.parts import Parts
 from rllm_core.engine import EngineError
+from rllm_core.providers import resolve
 from rllm_core.run_folder import progress as progress_module
 from rllm_core.run_folder.progress import LiveProgress, PlainProgress, Progress
 from rllm_core.run_folder.results import Now
@@ -93,6 +94,41 @@ def test_plain_lines_say_that_a_long_step_goes_on(
         if thread.name == "progress":
             thread.join(timeout=60)
             assert not thread.is_alive(), "it ends with the run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_wait_names_the_line_of_the_users_code_that_runs(
+    run_scripted: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_live: bool,
+) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_BETWEEN_STEPS_SECONDS", 0.02)
+    monkeypatch.setattr(progress_module, "SILENT_SECONDS", 0.01)
+    path = tmp_path / "waits.py"
+    path.write_text("def step(ended):\n    while not ended.wait(0.01):\n        pass\n")
+    step, display, ended = resolve(f"{path}:step"), Watched(300) if is_live else PlainProgress(), threading.Event()
+
+    def takes_long(assembly: Parts) -> None:
+        original = assembly.backend.init_rollout_engine
+
+        async def init_rollout_engine(parser: Any) -> Any:
+            stepping, said = asyncio.ensure_future(asyncio.to_thread(step, ended)), ""
+            try:
+                async with asyncio.timeout(60):
+                    while f"now at {path}:2 in step(" not in said:
+                        await asyncio.sleep(0.001)
+                        said += " ".join(display.look()) if isinstance(display, Watched) else capsys.readouterr().err
+            finally:
+                ended.set()
+                await stepping
+            return await original(parser)
+
+        assembly.backend.init_rollout_engine = init_rollout_engine  # type: ignore[method-assign]
+
+    assert run_scripted(prepare=takes_long, progress=display).error is None
 
 
 @pytest.mark.slow
