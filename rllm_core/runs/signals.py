@@ -64,9 +64,17 @@ class Signals:
 
     def _received(self, number: int, frame: FrameType | None = None) -> None:
         now = time.monotonic()
-        self._began = self._began or now
+        if not self._began:
+            self._began = now
+            threading.Thread(target=self._note_if_blocked, args=(number,), daemon=True).start()
         if now - self._began > REPEATED_SECONDS:
             leave(128 + number)
+
+    def _note_if_blocked(self, number: int) -> None:
+        time.sleep(REPEATED_SECONDS)
+        if self.interrupted is None:
+            name = signal.Signals(number).name
+            self.progress.note(f"{name} received: waiting for a call to end. Send it again to exit immediately")
 
     def _relayed(self, number: signal.Signals) -> None:
         self._received(number)

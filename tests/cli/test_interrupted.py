@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from forked import Forks
 
 from rllm_core.cli import cli
 from rllm_core.cli.groups import LazyGroup
+from rllm_core.run_folder.progress import Progress
 from rllm_core.runs import signals
 from rllm_core.training.stopping import Interrupted
 
@@ -215,3 +217,23 @@ def test_json_that_cannot_be_written_is_an_error_in_one_line() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: OSError: [Errno 28]")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_signal_is_answered_while_a_call_blocks_the_event_loop() -> None:
+    noted: list[str] = []
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    async def blocked() -> None:
+        with signals.Signals(Notes()), contextlib.suppress(asyncio.CancelledError):
+            signal.raise_signal(signal.SIGINT)
+            deadline = time.monotonic() + 60
+            while not noted and time.monotonic() < deadline:
+                time.sleep(0.01)  # without an await
+            assert len(noted) == 1
+            await asyncio.sleep(60)
+
+    asyncio.run(blocked())
+    assert all("SIGINT received" in text for text in noted)
