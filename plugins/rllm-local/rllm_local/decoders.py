@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from transformers import DynamicCache
 
+from rllm_local.head import decoder_of
 from rllm_local.vision import ImageSource, Placement, Vision
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class TransformersDecoder:
             self._behind = positions[:, -1:] - planar.amax((0, 2))[:, None]
             positions = planar
         with self._autocast():
-            hidden = self._model.get_decoder()(
+            hidden = decoder_of(self._model)(
                 **self._vision.embedded(prompts, media),
                 attention_mask=self._attention_mask,
                 position_ids=positions,

@@ -14,9 +14,28 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from rllm_core.errors import ConfigError
 from rllm_local.memory import chunk_nodes
 
 ADDED_TOKENS = 2**14  # rows of the bfloat16 product that exist before they are added to the float32 gradient
+
+
+def decoder_of(model: Any) -> Any:
+    """Returns the part of a model that computes hidden states.
+
+    Transformers' own ``get_decoder`` returns more than that for Llama 4, and the head for ModernBERT.
+
+    Raises:
+        ConfigError: If no part is found.
+    """
+    head, decoder = model.get_output_embeddings(), model.get_decoder()
+    for found in (decoder, getattr(decoder, "model", None), model.base_model):
+        if found is not None and all(module is not head for module in found.modules()):
+            return found
+    raise ConfigError(
+        f"model.path: backend local cannot train models of type {model.config.model_type!r}, because transformers does "
+        "not say which part of them computes hidden states; use another model"
+    )
 
 
 class Chunk(NamedTuple):
@@ -48,7 +67,7 @@ class Head:
         self._is_bare = True
         probe = torch.arange(4, device=model.device)[None]
         with torch.no_grad():
-            hidden = self._model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+            hidden = decoder_of(self._model)(input_ids=probe, use_cache=False).last_hidden_state
             logits = self._model(input_ids=probe, use_cache=False).logits
             self._is_bare = torch.equal(self._module(hidden), logits)
             self.takes_hidden_states = self._is_bare or torch.equal(self._raw_logits(hidden[0]), logits[0])
@@ -114,7 +133,7 @@ class Head:
             logits = self._module(hidden)
         else:
             unread = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-            with _decoder_that_returns(self._model.get_decoder(), hidden[None]):
+            with _decoder_that_returns(decoder_of(self._model), hidden[None]):
                 logits = self._model(input_ids=unread, use_cache=False).logits[0]
         return logits
 

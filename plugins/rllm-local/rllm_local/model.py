@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -268,12 +268,29 @@ def max_cache_positions(model: PreTrainedModel, config: LocalConfig) -> int | No
     most = memory.max_cache_bytes(config, gpu_bytes)
     if most is None:
         return None
+    layers = attention_shapes(model)
+    position_bytes = 2 * sum(layer.kv_heads * layer.head_dim for layer in layers) * compute_dtype(config).itemsize
+    return memory.max_cache_positions(most, position_bytes, len(layers))
+
+
+class AttentionShape(NamedTuple):
+    """Heads of a layer's attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def attention_shapes(model: PreTrainedModel) -> list[AttentionShape]:
+    """Returns the attention of each layer; the layers of Gemma 4 differ."""
     text: Any = model.config.get_text_config()
-    heads: int = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers: int = text.num_hidden_layers
-    position_bytes = 2 * layers * heads * head_dim * compute_dtype(config).itemsize
-    return memory.max_cache_positions(most, position_bytes, layers)
+    shapes: list[AttentionShape] = []
+    for index in range(text.num_hidden_layers):
+        layer = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
+        heads: int = layer.num_attention_heads
+        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        shapes.append(AttentionShape(heads, getattr(layer, "num_key_value_heads", None) or heads, head_dim))
+    return shapes
 
 
 def trained_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

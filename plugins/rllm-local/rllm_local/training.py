@@ -21,8 +21,8 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
-from rllm_local.head import Head
-from rllm_local.model import trained_parameters, vocabulary_size
+from rllm_local.head import Head, decoder_of
+from rllm_local.model import attention_shapes, trained_parameters, vocabulary_size
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of, tree_tokens
 from rllm_local.vision import Vision
 
@@ -293,7 +293,7 @@ class LocalTrainer:
             elif not head.takes_hidden_states:
                 logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[nodes]
                 return head.numbers_of_logits(logits, *tokens, entropy=entropy)
-            hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+            hidden = decoder_of(model)(**inputs, use_cache=False).last_hidden_state
         return head.numbers(hidden.flatten(0, 1)[nodes], *tokens, entropy=entropy)
 
     def _keep(
@@ -340,12 +340,10 @@ def _has_old_logprobs(sample: TrainingSample) -> bool:
 
 
 def _pair_cost(model: PreTrainedModel) -> float:
-    """Returns the cost of one attention pair relative to one token's matrix products, both per layer.
+    """Returns the cost of one attention pair relative to one token's matrix products.
 
     A pair costs two products of head_dim per head, and about as much again for its softmax.
     """
-    config: Any = model.config.get_text_config()
     embeddings = sum(p.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters())
-    per_layer = (sum(p.numel() for p in model.parameters()) - embeddings) / config.num_hidden_layers
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return float(4 * config.num_attention_heads * head_dim / max(per_layer, 1.0))
+    weights = sum(p.numel() for p in model.parameters()) - embeddings
+    return float(4 * sum(shape.heads * shape.head_dim for shape in attention_shapes(model)) / max(weights, 1))

@@ -19,6 +19,7 @@ import torch
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser
 from rllm_core.types import MediaChunk, PlacedMedia, TokenIds, TrainingSample
+from rllm_local.head import decoder_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -179,7 +180,7 @@ class Vision:
         inputs |= {name: kinds for name in ("token_type_ids", "mm_token_type_ids") if name in known}
         theirs = self.model(input_ids=token_ids, **inputs, use_cache=False).logits
         padding = torch.zeros(1, dtype=torch.long)
-        hidden = self.model.get_decoder()(
+        hidden = decoder_of(self.model)(
             **self.embedded(token_ids, media),
             position_ids=self.row_positions(token_ids, padding, media),
             use_cache=False,

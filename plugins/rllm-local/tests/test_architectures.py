@@ -13,7 +13,14 @@ import transformers
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import TransformersDecoder, max_model_tokens
 from rllm_local.fused import FusedDecoder
-from rllm_local.model import load_model, make_decoder, trained_parameters, use_matching_attention
+from rllm_local.memory import cache_copies
+from rllm_local.model import (
+    load_model,
+    make_decoder,
+    max_cache_positions,
+    trained_parameters,
+    use_matching_attention,
+)
 from rllm_local.sampler import Request, generate
 from rllm_local.training import LocalTrainer
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -50,8 +57,18 @@ WINDOWED: dict[str, dict[str, Any]] = {
 SEPARATE: dict[str, dict[str, Any]] = {
     "Bloom": {"n_layer": 2, "n_head": 4},
     "Gemma2": {"sliding_window": WINDOW, "head_dim": 8},
+    "Gemma4Text": {
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "vocab_size_per_layer_input": 256,
+        "hidden_size_per_layer_input": 8,
+    },
     "Jamba": {"num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "Llama4Text": {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 4},
+    "ModernBertDecoder": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "Qwen3Next": {
         "head_dim": 8,
         "num_experts": 4,
@@ -64,7 +81,7 @@ SEPARATE: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
 }
-"""Architectures with windows by layer, biases by column, convolutions or recurrent states."""
+"""Architectures with windows or heads by layer, biases by column, convolutions, recurrent states or other decoders."""
 ALL = SHARING | WINDOWED | SEPARATE
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 LIMITED: dict[str, dict[str, Any]] = {
@@ -185,6 +202,18 @@ def test_sampling_computes_the_logits_of_transformers(architecture: str) -> None
 def test_a_decoder_that_computes_the_same_logits_is_used(architecture: str, dtype: Any) -> None:
     decoder = make_decoder(model_of(architecture), LocalConfig(device="cpu", dtype=dtype), shares_weights=True)
     assert isinstance(decoder, FusedDecoder if architecture == "Llama" else TransformersDecoder)
+
+
+@pytest.mark.parametrize("architecture", ["Mistral", "Gemma4Text"])
+@torch.inference_mode()
+def test_the_limit_of_the_cache_counts_the_heads_of_every_layer(architecture: str) -> None:
+    model = model_of(architecture)
+    decoder = TransformersDecoder(model, shared=True)
+    decoder.prefill(torch.arange(10)[None], torch.tensor([0]))
+    caches: Any = decoder._cache.layers
+    position_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) / 10
+    most = max_cache_positions(model, LocalConfig(device="cpu", max_cache_gb=1.0))
+    assert most == int(1e9 / (cache_copies(len(caches)) * position_bytes))
 
 
 @pytest.mark.parametrize("shares_weights", [True, False])
