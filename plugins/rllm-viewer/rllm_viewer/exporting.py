@@ -45,6 +45,7 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
             f"backend {config.backend!r} ({provided.plugin.label}) does not export models: its record names no "
             "function for it"
         )
+    runs_model_code = bool(getattr(config.plugins.get(config.backend), "trust_remote_code", False))
     saved = checkpoint_of(run, step)
     target = folder.resolve()
     partial = target.with_name(f"{target.name}.partial")
@@ -63,7 +64,7 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
     try:
         _written(provided, plugins, saved, config, partial)
         if merge and (partial / ADAPTER_CONFIG).exists():
-            merge_adapters(partial)
+            merge_adapters(partial, trust_remote_code=runs_model_code)
         base_model = _base_model(partial)
         validation = last_validation(run, manifest["step"])
         card = model_card(run, config, manifest, is_adapter=base_model is not None, validation=validation)
@@ -80,7 +81,7 @@ def export(run: Path, folder: Path, plugins: PluginManager, *, step: int | None,
         "kind": "model" if base_model is None else "adapter",
         "base_model": base_model,
         "folder": str(folder),
-        "load": loading_lines(target, str(folder)),
+        "load": loading_lines(target, str(folder), trust_remote_code=runs_model_code),
     }
 
 
@@ -104,13 +105,14 @@ def _base_model(folder: Path) -> str | None:
     return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
-def loading_lines(folder: Path, shown: str) -> list[str]:
+def loading_lines(folder: Path, shown: str, *, trust_remote_code: bool) -> list[str]:
     """Returns the Python lines that load an exported folder, with ``shown`` as its path."""
+    arguments = f"{shown!r}, trust_remote_code=True" if trust_remote_code else repr(shown)
     model, tokenizer = "AutoModelForCausalLM", "AutoTokenizer"
     config = folder / "config.json"
     if config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("vision_config"):
         model, tokenizer = "AutoModelForImageTextToText", "AutoProcessor"
     return [
-        f"model = transformers.{model}.from_pretrained({shown!r})",
-        f"tokenizer = transformers.{tokenizer}.from_pretrained({shown!r})",
+        f"model = transformers.{model}.from_pretrained({arguments})",
+        f"tokenizer = transformers.{tokenizer}.from_pretrained({arguments})",
     ]

@@ -11,10 +11,14 @@ from typing import Any
 from rllm_core.errors import ConfigError, RunError
 
 
-def merge_adapters(folder: Path) -> None:
+def merge_adapters(folder: Path, *, trust_remote_code: bool) -> None:
     """Replaces the adapters in a folder with the complete model.
 
     Merges in float32, and saves the weights in the precision of the base model.
+
+    Args:
+        folder: Folder of the adapters.
+        trust_remote_code: Whether to run Python code that comes with the base model.
 
     Raises:
         ConfigError: If peft, torch or transformers is missing.
@@ -31,10 +35,10 @@ def merge_adapters(folder: Path) -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     try:
-        config = AutoConfig.from_pretrained(base)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         is_vision = getattr(config, "vision_config", None) is not None
         auto_class: Any = AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
-        model = auto_class.from_pretrained(base, dtype=torch.float32)
+        model = auto_class.from_pretrained(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
         head = model.get_output_embeddings()
         is_tied = head.weight is model.get_input_embeddings().weight
         if is_tied:  # adapters may change one of them, and not the other

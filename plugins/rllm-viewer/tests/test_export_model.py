@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import transformers
 from click.testing import CliRunner, Result
 from local_runs import train
+from rllm_local.starter import starter_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.cli import Session
@@ -140,9 +142,41 @@ def test_an_export_gives_the_log_probabilities_of_the_last_validation(
 
 def evaluated(line: str) -> Any:
     """Does what a line that the command prints does."""
-    called = re.fullmatch(r"\w+ = transformers\.(\w+)\.from_pretrained\('(.+)'\)", line)
+    called = re.fullmatch(r"\w+ = transformers\.(\w+)\.from_pretrained\('(.+)'(, trust_remote_code=True)?\)", line)
     assert called
-    return getattr(transformers, called[1]).from_pretrained(called[2])
+    return getattr(transformers, called[1]).from_pretrained(called[2], trust_remote_code=called[3] is not None)
+
+
+CODE_OF_A_MODEL = """
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+
+class OwnForCausalLM(Qwen3ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.slow
+def test_adapters_of_a_model_with_its_own_code_are_merged(
+    plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    base = tmp_path / "base"
+    shutil.copytree(starter_model(), base)
+    (base / "own.py").write_text(CODE_OF_A_MODEL, encoding="utf-8")
+    file = base / "config.json"
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "own", "auto_map": own}))
+    settings = (f"model.path={base}", "local.trust_remote_code=true")
+    run = train(tmp_path / "run", plugins, "sort", *SETTINGS, *LORA, *settings)
+    result = called(plugins, run, tmp_path / "merged", "--merge", "--json")
+    assert result.exit_code == 0, result
+    model, _ = (evaluated(line) for line in json.loads(result.stdout)["load"])
+    assert type(model).__name__ == "OwnForCausalLM"
+    assert greatest_gap(model, run) < GREATEST_GAP
 
 
 @pytest.mark.slow
