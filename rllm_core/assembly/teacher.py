@@ -19,8 +19,8 @@ def check_teacher(resolved: Resolved) -> None:
     """Checks that the teacher can score.
 
     Raises:
-        ConfigError: If the teacher's engine cannot score tokens, or the teacher's model is not set, or is a path, but
-            not of a model folder.
+        ConfigError: If the teacher's engine cannot score tokens, or the teacher's model is not set, is a path, but not
+            of a model folder, or has no tokenizer that its parser can read.
     """
     name = resolved.config.teacher.engine
     if not engine_class(resolved, name).computes_logprobs:
@@ -38,6 +38,17 @@ def check_teacher(resolved: Resolved) -> None:
     is_path = model.startswith((".", "/")) or ("://" not in model and model.count("/") > 1)
     if not is_folder and (is_path or Path(model).exists()):
         raise ConfigError(f"teacher.model = {model!r}: there is no such folder")
+    if is_folder or "/" not in model:  # another name may belong to a hub, and building the parser would download it
+        _parser(resolved)
+
+
+def _parser(resolved: Resolved) -> BaseParser:
+    """Builds the parser for the teacher's model."""
+    teacher = resolved.config.teacher
+    try:
+        return build_parser(resolved, teacher.parser or resolved.config.parser, teacher.model)
+    except ConfigError as error:
+        raise ConfigError(f"teacher.model = {teacher.model!r}: {error}") from error
 
 
 @asynccontextmanager
@@ -54,7 +65,7 @@ async def open_teacher(resolved: Resolved, student: BaseParser | None) -> AsyncI
         return
     if student is None:
         raise ConfigError("a teacher needs the policy's parser, but the engine of this backend has none")
-    parser = build_parser(resolved, teacher.parser or config.parser, teacher.model)
+    parser = _parser(resolved)
     reads_tokens = not teacher.parser and student.vocabulary() == parser.vocabulary()
     its_model = config.model_copy(update={"model": ModelConfig(path=teacher.model)})
     label = f"the teacher, engine {teacher.engine!r},"

@@ -350,6 +350,23 @@ def test_what_does_not_go_together(plugins: PluginManager, overrides: list[str],
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_model_that_its_parser_cannot_read_is_refused_early(
+    plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_folder: bool
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = str(tmp_path) if is_folder else "nobody"
+
+    def from_model(path: str, section: object) -> ByteParser:
+        raise ConfigError(f"{path} has no tokenizer")
+
+    monkeypatch.setattr(ByteParser, "from_model", from_model)
+    overrides = [*DISTILL, f"teacher.model={model}"]
+    config = load_run_config("say_yes", plugins, overrides=overrides, backend="scripted")
+    with pytest.raises(ConfigError, match=f"teacher.model = '{model}': {model} has no tokenizer"):
+        assemble(config, plugins)
+
+
 def test_an_engine_that_cannot_score_is_refused_early(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedEngine, "computes_logprobs", False)
     config = load_run_config("say_yes", plugins, overrides=DISTILL, backend="scripted")
