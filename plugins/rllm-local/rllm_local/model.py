@@ -151,6 +151,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
+    for adapter in trained_parameters(model).values():  # they get the precision of the frozen weights
+        adapter.data = adapter.data.float()
 
 
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:

@@ -273,12 +273,15 @@ async def test_a_head_is_copied_only_if_it_changes_while_it_is_read(
         assert (read.head.data_ptr() == trained.weight.data_ptr()) == is_shared
 
 
-async def test_bfloat16_trains_float32_weights(run_config: Build) -> None:
-    async with started(run_config(LocalConfig(device="cpu", dtype="bfloat16"))) as (backend, engine):
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)], ids=["full", "lora"])
+async def test_bfloat16_trains_float32_weights(run_config: Build, lora: LoRAConfig | None) -> None:
+    async with started(run_config(LocalConfig(device="cpu", dtype="bfloat16", lora=lora))) as (backend, engine):
         samples = await two_turns(engine, 1.0)
         assert 0 < largest_difference(samples, await backend.compute_logprobs(samples)) < 0.5
         await train(backend, [samples], 1)
-        assert {value.dtype for value in weights(backend).values()} == {torch.float32}
+        trainer = backend._allocated()
+        states = [state for each in trainer.optimizer.state.values() for state in each.values()]
+        assert {value.dtype for value in [*trainer.parameters.values(), *states]} == {torch.float32}
 
 
 async def test_the_engine_keeps_its_version_until_it_is_synchronised(
