@@ -138,16 +138,24 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
     from peft import LoraConfig, TaskType
 
     targets: Any = list(lora.target_modules) or "all-linear"
+    special = [  # as Llama 4's router, whose result is no tensor
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and type(module).forward is not torch.nn.Linear.forward
+    ]
     settings = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
+        exclude_modules=None if lora.target_modules else special or None,
         lora_dropout=0.0,
     )
     try:
-        # peft warns that adapters of a tied head cannot be merged; `export-model` can.
+        # peft warns that adapters of a tied head cannot be merged; `export-model` can. It also warns that it ignores
+        # the rank of stacked experts, and uses it.
         with warnings.catch_warnings(action="ignore", category=UserWarning):
+            warnings.filterwarnings("ignore", r"The following \w+_pattern keys", RuntimeWarning)
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error

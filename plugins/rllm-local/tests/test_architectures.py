@@ -231,6 +231,17 @@ def test_trained_adapters_of_the_embedding_are_sampled_with(tmp_path: Path, *, s
     assert torch.allclose(found, model(input_ids=prompt, use_cache=False).logits[:, -1], atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["Llama4Text", "Mixtral"])
+@torch.inference_mode()
+def test_adapters_of_every_linear_layer_leave_the_logits(architecture: str, tmp_path: Path) -> None:
+    plain: Any = model_of(architecture)
+    plain.save_pretrained(tmp_path)
+    adapted: Any = load_model(tmp_path, LocalConfig(device="cpu", lora=LoRAConfig(rank=2)))
+    assert any("experts" in name or "feed_forward" in name for name in trained_parameters(adapted))
+    prompt = torch.arange(5)[None]
+    assert torch.allclose(adapted(input_ids=prompt).logits, plain(input_ids=prompt).logits, atol=1e-4)
+
+
 @pytest.mark.parametrize("architecture", LIMITED)
 def test_no_row_of_a_batch_leaves_the_positions_of_the_model(architecture: str) -> None:
     model = model_of(architecture, **LIMITED[architecture])
