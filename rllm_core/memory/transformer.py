@@ -103,12 +103,31 @@ class TransformerShape:
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of LoRA adapters on all linear layers but the head: ``rank * (inputs + outputs)`` each.
 
+        The stacked gate and up of experts have twice the rank, and the router has adapters too.
+
         Source: Hu et al. 2021, "LoRA", section 4.1.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
-        feed_forward = 3 * (self.hidden + self.intermediate) * max(1, self.experts)
+        feed_forward = 3 * (self.hidden + self.intermediate)
+        if self.experts:
+            expert = 2 * (self.hidden + 2 * self.intermediate) + self.intermediate + self.hidden
+            feed_forward = self.experts * expert + self.hidden + self.experts
         return self.layers * rank * (attention + feed_forward)
+
+    def adapter_activation_bytes(self, tokens: int, compute: Compute, *, checkpointing: bool) -> int:
+        """What adapters add to `activation_bytes` for frozen weights, with peft.
+
+        * In bfloat16, every adapter keeps its own copy of the input of its linear layer, made from one in float32.
+        * peft adds the adapters of all experts of a layer to their weights before it multiplies. A layer keeps the sums
+          for its backward pass; meanwhile, one layer has the product of its adapters and the gradient of that.
+        """
+        layers, experts = 1 if checkpointing else self.layers, 3 * self.experts * self.intermediate * self.hidden
+        if compute == "float32":
+            return FLOAT32 * (layers + 2) * experts
+        inputs = BFLOAT16 * tokens * (3 * self.hidden + self.heads * self.head_dim)
+        widest = FLOAT32 * tokens * max(self.hidden, self.intermediate)
+        return layers * (inputs + BFLOAT16 * experts) + widest + 2 * FLOAT32 * experts
 
     def cache_bytes(self, tokens: int, size: int) -> int:
         """Key-value cache of ``tokens`` positions in numbers of ``size`` bytes: keys and values of all layers.

@@ -214,18 +214,29 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     tokens = max(local.max_batch_tokens, config.rollout.max_response_tokens)
     steps = config.training.steps
     has_entropy = max(config.algorithm.entropy_coefficient_at(step, steps) for step in (1, max(1, steps))) > 0
-    compute: Compute = "float32" if local.dtype == "float32" else "autocast"
-    copies = BFLOAT16 * shape.parameters if compute == "autocast" else 0
-    activations = shape.activation_bytes(tokens, compute, checkpointing=local.gradient_checkpointing == "on")
+    checkpointing, trained, compute = local.gradient_checkpointing == "on", shape.parameters, _compute(local)
+    extra = FLOAT32 * shape.largest_parameters
+    if local.lora is not None:
+        trained = shape.adapter_parameters(local.lora.rank)
+        extra = shape.adapter_activation_bytes(tokens, compute, checkpointing=checkpointing)
+    copies = BFLOAT16 * trained if local.dtype == "bfloat16" else 0
+    activations = shape.activation_bytes(tokens, compute, checkpointing=checkpointing)
     per_logit = FLOAT32 * (ENTROPY_LOGITS if has_entropy else TRAINING_LOGITS)
     chunk = chunk_nodes(shape.vocabulary, on_gpu=on_gpu)
     if tokens > chunk:
-        per_logit = FLOAT32 * CHUNKED_LOGITS + (BFLOAT16 if compute == "autocast" else 0)
+        per_logit = FLOAT32 * CHUNKED_LOGITS + (BFLOAT16 if local.dtype == "bfloat16" else 0)
     return [
         ("logits", shape.logits_bytes(min(tokens, chunk), per_logit)),
-        ("activations", activations + FLOAT32 * shape.largest_parameters),
+        ("activations", activations + extra),
         ("bfloat16 copies", copies),
     ]
+
+
+def _compute(local: LocalConfig) -> Compute:
+    """Returns the precision of a pass; frozen bfloat16 weights also make the sums over layers bfloat16."""
+    if local.dtype == "float32":
+        return "float32"
+    return "autocast" if local.lora is None else "bfloat16"
 
 
 def _sampling(

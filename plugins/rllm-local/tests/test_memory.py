@@ -14,10 +14,10 @@ from allocations import Allocations, logits_or_other
 from click.testing import CliRunner
 from rllm_local import cache, drawing, memory, preflight
 from rllm_local.backend import LocalBackend
-from rllm_local.config import LocalConfig
+from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.fused import FusedDecoder
 from rllm_local.memory import advice, estimate
-from rllm_local.model import max_cache_positions, recompute_layers
+from rllm_local.model import load_model, max_cache_positions, recompute_layers
 from rllm_local.sampler import Request, generate
 from rllm_local.training import LocalTrainer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -130,9 +130,9 @@ def allocated(tensors: Any) -> int:
     return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def trainer_of(model_type: str, dtype: str) -> LocalTrainer:
+def trainer_of(model_type: str, dtype: str, model: Any = None) -> LocalTrainer:
     return LocalTrainer(
-        model=AutoModelForCausalLM.from_config(config_of(model_type)).eval(),
+        model=model or AutoModelForCausalLM.from_config(config_of(model_type)).eval(),
         loss=PPOClip(),
         aggregation=Aggregation("token_mean"),
         temperature=1.0,
@@ -181,6 +181,40 @@ def test_training_needs_what_is_predicted(
         )
     )
     assert activations == pytest.approx(live.peak_bytes["other"], rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", [*SHAPES, "mistral", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_training_adapters_needs_what_is_predicted(
+    model_type: str, dtype: Any, checkpointing: Any, tmp_path: Path
+) -> None:
+    AutoModelForCausalLM.from_config(config_of(model_type)).save_pretrained(tmp_path)
+    lora = LoRAConfig(rank=16)
+    trainer = trainer_of(model_type, dtype, load_model(tmp_path, LocalConfig(device="cpu", dtype=dtype, lora=lora)))
+    if checkpointing == "on":
+        recompute_layers(trainer.model)
+    shape = shape_of(model_type)
+    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.parameters.values())])
+    with live:
+        trainer.forward_backward(batch, 0.0)
+    trainer.step(OptimizerStep(step=1, total_steps=1, samples=1, sampled_tokens=TOKENS, trajectories=1))
+    measured = {
+        "weights": allocated(trainer.model.parameters()),
+        "gradients": allocated(weight.grad for weight in trainer.parameters.values()),
+        "optimizer": allocated(each for state in trainer.optimizer.state.values() for each in state.values()),
+        "logits": live.peak_bytes["logits"],
+    }
+    found = predicted(model_type, dtype, lora=lora, gradient_checkpointing=checkpointing)
+    for what, size in measured.items():
+        assert found["training", what] == pytest.approx(size, rel=0.01), what
+    activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
+    least, most = live.peak_bytes["other"], 1.4 if checkpointing == "off" else 3.0
+    print(json.dumps({"activations": [activations, least]}))
+    assert 0.97 * least < activations < most * least
 
 
 @pytest.mark.slow
