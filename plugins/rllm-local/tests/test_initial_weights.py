@@ -21,7 +21,12 @@ from rllm_core.types import Floats, TrainingSample
 Build = Callable[..., RunConfig]
 LORA = LoRAConfig(rank=4, alpha=8.0)
 ADAPTERS = LocalConfig(device="cpu", lora=LORA)
-BOTH = pytest.mark.parametrize("local", [LocalConfig(device="cpu"), ADAPTERS], ids=["full", "lora"])
+OF_EMBEDDING = LoRAConfig(rank=4, alpha=8.0, target_modules=("q_proj", "embed_tokens"))
+KINDS = pytest.mark.parametrize(
+    "local",
+    [LocalConfig(device="cpu"), ADAPTERS, LocalConfig(device="cpu", lora=OF_EMBEDDING)],
+    ids=["full", "lora", "lora_of_embedding"],
+)
 
 
 @pytest.fixture
@@ -65,7 +70,7 @@ async def begun(backend: LocalBackend, folder: Path) -> None:
     await backend.on_policy_updated(PolicyUpdate(0, 0, "start"))
 
 
-@BOTH
+@KINDS
 async def test_weights_are_loaded_and_the_optimizer_is_new(
     run_config: Build, samples: list[TrainingSample], saved: Path, local: LocalConfig
 ) -> None:
@@ -82,7 +87,7 @@ async def test_weights_are_loaded_and_the_optimizer_is_new(
         await backend.shutdown()
 
 
-@BOTH
+@KINDS
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
 async def test_the_reference_has_the_initial_weights(
     run_config: Build, samples: list[TrainingSample], saved: Path, local: LocalConfig, coefficient: float
@@ -102,7 +107,7 @@ async def test_the_reference_has_the_initial_weights(
         await backend.shutdown()
 
 
-@BOTH
+@KINDS
 async def test_a_resumed_run_has_the_same_reference(
     run_config: Build, samples: list[TrainingSample], saved: Path, tmp_path: Path, local: LocalConfig
 ) -> None:
@@ -139,6 +144,11 @@ async def test_a_resumed_run_has_the_same_reference(
             LORA,
             LoRAConfig(rank=4, alpha=8.0, target_modules=("q_proj",)),
             ("14 modules (down_proj, ", "2 modules (q_proj);"),
+        ),
+        (
+            OF_EMBEDDING,
+            LoRAConfig(rank=4, alpha=8.0, target_modules=("q_proj",)),
+            ("3 modules (embed_tokens, q_proj)", "2 modules (q_proj);"),
         ),
     ],
 )
