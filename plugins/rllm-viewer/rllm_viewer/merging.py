@@ -22,7 +22,7 @@ def merge_adapters(folder: Path, *, trust_remote_code: bool) -> None:
 
     Raises:
         ConfigError: If peft, torch or transformers is missing.
-        RunError: If the base model or the adapters cannot be loaded.
+        RunError: If the base model or the adapters cannot be loaded, or the base model has no place for all adapters.
     """
     missing = [name for name in ("peft", "torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
@@ -45,7 +45,15 @@ def merge_adapters(folder: Path, *, trust_remote_code: bool) -> None:
             model.config.tie_word_embeddings = False
             head.weight = torch.nn.Parameter(head.weight.detach().clone())
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft uses old names of transformers
-            merged: Any = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+            adapted: Any = PeftModel.from_pretrained(model, str(folder))
+        layers = [module.base_layer for module in adapted.modules() if hasattr(module, "base_layer")]
+        weights = [id(layer.weight) for layer in layers if hasattr(layer, "weight")]
+        if len(set(weights)) < len(weights):
+            raise RunError(
+                f"--merge: layers of base model {base!r} share weights and have adapters of their own, which one "
+                "weight cannot hold; export without --merge"
+            )
+        merged: Any = adapted.merge_and_unload()
         if is_tied and torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight):
             model.config.tie_word_embeddings = True
             model.tie_weights()

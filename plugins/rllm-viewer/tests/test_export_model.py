@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -27,6 +28,7 @@ from rllm_core.run_folder import checkpoint
 from rllm_core.types import Episode
 from rllm_viewer.commands.export_model import export_model
 from rllm_viewer.exporting import export
+from rllm_viewer.merging import merge_adapters
 
 STEPS = 3
 GREATEST_GAP = 1e-5
@@ -145,6 +147,30 @@ def evaluated(line: str) -> Any:
     called = re.fullmatch(r"\w+ = transformers\.(\w+)\.from_pretrained\('(.+)'(, trust_remote_code=True)?\)", line)
     assert called
     return getattr(transformers, called[1]).from_pretrained(called[2], trust_remote_code=called[3] is not None)
+
+
+def test_adapters_of_layers_that_share_weights_are_not_merged(tmp_path: Path) -> None:
+    config = transformers.Zamba2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        layers_block_type=["mamba", "hybrid"] * 2,
+        num_mem_blocks=1,
+        mamba_d_state=8,
+        n_mamba_heads=8,
+        mamba_headdim=8,
+        adapter_rank=4,
+    )
+    base, folder = tmp_path / "base", tmp_path / "adapters"
+    AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(folder)
+    with pytest.raises(RunError, match="share weights and have adapters of their own"):
+        merge_adapters(folder, trust_remote_code=False)
+    assert not (folder / "config.json").exists()
 
 
 CODE_OF_A_MODEL = """
