@@ -114,6 +114,7 @@ class TransformersDecoder:
             torch.autocast, model.device.type, autocast_dtype, enabled=autocast_dtype is not None, cache_enabled=False
         )
         self._model: Any = model if shared else copy.deepcopy(model).requires_grad_(False)
+        self._decoder = decoder_of(self._model)
         self._own: dict[str, torch.Tensor] = {} if shared else dict(self._model.named_parameters())
         self._vision = None if images is None else Vision(self._model, images)
         self._cache = DynamicCache(config=model.config)
@@ -155,7 +156,7 @@ class TransformersDecoder:
             self._behind = positions[:, -1:] - planar.amax((0, 2))[:, None]
             positions = planar
         with self._autocast():
-            hidden = decoder_of(self._model)(
+            hidden = self._decoder(
                 **self._vision.embedded(prompts, media),
                 attention_mask=self._attention_mask,
                 position_ids=positions,

@@ -55,11 +55,13 @@ class Head:
         autocast_dtype: Precision of the forward passes; None for the precision of the weights.
 
     Attributes:
+        decoder: Part of the model that computes hidden states.
         takes_hidden_states: Whether `numbers` can compute logits from the decoder's last hidden states. Otherwise, the
             model computes all logits of a pass at once.
     """
 
     def __init__(self, model: Any, temperature: float, autocast_dtype: torch.dtype | None) -> None:
+        self.decoder = decoder_of(model)
         self._model = model
         self._module: Any = model.get_output_embeddings()
         self._temperature = temperature
@@ -67,7 +69,7 @@ class Head:
         self._is_bare = True
         probe = torch.arange(4, device=model.device)[None]
         with torch.no_grad():
-            hidden = decoder_of(self._model)(input_ids=probe, use_cache=False).last_hidden_state
+            hidden = self.decoder(input_ids=probe, use_cache=False).last_hidden_state
             logits = self._model(input_ids=probe, use_cache=False).logits
             self._is_bare = torch.equal(self._module(hidden), logits)
             self.takes_hidden_states = self._is_bare or torch.equal(self._raw_logits(hidden[0]), logits[0])
@@ -133,7 +135,7 @@ class Head:
             logits = self._module(hidden)
         else:
             unread = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-            with _decoder_that_returns(decoder_of(self._model), hidden[None]):
+            with _decoder_that_returns(self.decoder, hidden[None]):
                 logits = self._model(input_ids=unread, use_cache=False).logits[0]
         return logits
 

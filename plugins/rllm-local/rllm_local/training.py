@@ -21,7 +21,7 @@ from rllm_core.algorithms.torch_losses import LossInputs, PolicyLoss, clipped_of
 from rllm_core.backend import OptimizerStep, TokenMeasures, UpdateResult
 from rllm_core.errors import RunError
 from rllm_core.types import Floats, TrainingSample
-from rllm_local.head import Head, decoder_of
+from rllm_local.head import Head
 from rllm_local.model import attention_shapes, trained_parameters, vocabulary_size
 from rllm_local.packing import MicroBatch, Row, micro_batches, rows_of, tree_tokens
 from rllm_local.vision import Vision
@@ -293,7 +293,7 @@ class LocalTrainer:
             elif not head.takes_hidden_states:
                 logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[nodes]
                 return head.numbers_of_logits(logits, *tokens, entropy=entropy)
-            hidden = decoder_of(model)(**inputs, use_cache=False).last_hidden_state
+            hidden = head.decoder(**inputs, use_cache=False).last_hidden_state
         return head.numbers(hidden.flatten(0, 1)[nodes], *tokens, entropy=entropy)
 
     def _keep(
