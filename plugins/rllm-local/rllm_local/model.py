@@ -138,11 +138,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
     from peft import LoraConfig, TaskType
 
     targets: Any = list(lora.target_modules) or "all-linear"
-    special = [  # as Llama 4's router, whose result is no tensor
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and type(module).forward is not torch.nn.Linear.forward
-    ]
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    special = [name for name, module in linear if not _computes_a_product(module)]
     settings = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.rank,
@@ -161,6 +158,18 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
     for adapter in trained_parameters(model).values():  # they get the precision of the frozen weights
         adapter.data = adapter.data.float()
+
+
+@torch.no_grad()
+def _computes_a_product(module: torch.nn.Linear) -> bool:
+    """Whether a linear layer returns what its name promises; Llama 4's router, for one, returns a tuple."""
+    if type(module).forward is torch.nn.Linear.forward:
+        return True
+    try:
+        found: Any = module(module.weight.new_zeros(2, module.in_features))
+    except RuntimeError:  # it reads inputs of another shape, as the grouped layers of DeepSeek V4
+        return False
+    return isinstance(found, torch.Tensor) and found.shape == (2, module.out_features)
 
 
 def settings_for(model: PreTrainedModel, config: LocalConfig) -> TorchSettings:

@@ -231,13 +231,25 @@ def test_trained_adapters_of_the_embedding_are_sampled_with(tmp_path: Path, *, s
     assert torch.allclose(found, model(input_ids=prompt, use_cache=False).logits[:, -1], atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["Llama4Text", "Mixtral"])
+@pytest.mark.parametrize(
+    ("architecture", "adapted_layers", "without"),
+    [
+        ("DeepseekV4", ["q_a_proj", "o_b_proj"], ["o_a_proj"]),
+        ("Falcon", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"], []),
+        ("Llama4Text", ["shared_expert.up_proj", "q_proj"], ["router"]),
+        ("Mixtral", ["experts", "q_proj"], []),
+    ],
+)
 @torch.inference_mode()
-def test_adapters_of_every_linear_layer_leave_the_logits(architecture: str, tmp_path: Path) -> None:
+def test_adapters_of_every_linear_layer_leave_the_logits(
+    architecture: str, adapted_layers: list[str], without: list[str], tmp_path: Path
+) -> None:
     plain: Any = model_of(architecture)
     plain.save_pretrained(tmp_path)
     adapted: Any = load_model(tmp_path, LocalConfig(device="cpu", lora=LoRAConfig(rank=2)))
-    assert any("experts" in name or "feed_forward" in name for name in trained_parameters(adapted))
+    names = trained_parameters(adapted)
+    assert all(any(f"{layer}." in name for name in names) for layer in adapted_layers)
+    assert not any(f"{layer}." in name for name in names for layer in without)
     prompt = torch.arange(5)[None]
     assert torch.allclose(adapted(input_ids=prompt).logits, plain(input_ids=prompt).logits, atol=1e-4)
 
