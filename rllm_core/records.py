@@ -157,12 +157,9 @@ class _Blank(NamedTuple):
 _blanks: dict[tuple[type[Record] | str, ...], _Blank] = {}  # by class and names
 
 
-class _Attributes:
-    """An object whose dictionary shares its keys with its copies."""
-
-
 def _blank(cls: type[Record], *names: str) -> _Blank:
-    attributes = _Attributes()
+    # An instance's dictionary shares its keys with its copies. A class shares at most 30 names, so each has its own.
+    attributes = type("Attributes", (), {})()
     for name, field in cls.model_fields.items():
         shareable = field.default_factory in (FrozenDict, FrozenList, MessageView)  # immutable
         setattr(attributes, name, field.get_default(call_default_factory=True) if shareable else field.default)

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from rllm_core.engine import TITOCompleter
+from rllm_core.records import Record
 from rllm_core.types import (
     FinishReason,
     FrozenDict,
@@ -125,6 +126,13 @@ def test_a_trusted_step_takes_less_memory() -> None:
     trusted, validated = pair()
     assert sys.getsizeof(trusted.__dict__) < 0.7 * sys.getsizeof(validated.__dict__)
     assert Step._trusted(**checked_fields()).model_fields_set is trusted.model_fields_set
+
+
+def test_trusted_records_of_every_class_take_less_memory() -> None:
+    for name in ("one", "two"):
+        fields: dict[str, Any] = {f"{name}_{number}": (int, number) for number in range(20)}
+        record = create_model(name, __base__=Record, **fields)
+        assert sys.getsizeof(record._trusted().__dict__) < 0.7 * sys.getsizeof(record().__dict__)
 
 
 def test_what_a_completer_returns_is_what_validation_makes_of_it(toys: SimpleNamespace) -> None:
