@@ -96,6 +96,11 @@ def test_plain_lines_say_that_a_long_step_goes_on(
             assert not thread.is_alive(), "it ends with the run"
 
 
+def said_by(display: Progress, capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns what a display shows now, or has printed since the last call."""
+    return " ".join(display.look()) if isinstance(display, Watched) else capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_live", [False, True])
 def test_a_wait_names_the_line_of_the_users_code_that_runs(
@@ -120,7 +125,7 @@ def test_a_wait_names_the_line_of_the_users_code_that_runs(
                 async with asyncio.timeout(60):
                     while f"now at {path}:2 in step(" not in said:
                         await asyncio.sleep(0.001)
-                        said += " ".join(display.look()) if isinstance(display, Watched) else capsys.readouterr().err
+                        said += said_by(display, capsys)
             finally:
                 ended.set()
                 await stepping
@@ -155,7 +160,7 @@ def test_a_scorer_that_takes_long_is_named_and_not_the_rollouts(
             async with asyncio.timeout(60):
                 while not re.search(r"0/16 rollouts in \d+ groups, [1-9]\d* being scored, ", said):
                     await asyncio.sleep(0.001)
-                    said += " ".join(display.look()) if isinstance(display, Watched) else capsys.readouterr().err
+                    said += said_by(display, capsys)
 
         type(assembly.scorer).waits = staticmethod(waits)  # type: ignore[union-attr]
 

@@ -143,6 +143,16 @@ def trainer_of(model_type: str, dtype: str, model: Any = None) -> LocalTrainer:
     )
 
 
+def allocations_of_a_pass(trainer: LocalTrainer, shape: TransformerShape, entropy: float = 0.0) -> Allocations:
+    """Runs a forward-backward pass; returns what it allocated besides weights and gradients."""
+    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
+    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
+    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.parameters.values())])
+    with live:
+        trainer.forward_backward(batch, entropy)
+    return live
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("entropy", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -153,13 +163,8 @@ def test_training_needs_what_is_predicted(
 ) -> None:
     monkeypatch.setattr(memory, "CPU_CHUNK_LOGITS", nodes_at_once * shape_of(model_type).vocabulary)
     trainer = trainer_of(model_type, dtype)
-    model = trainer.model
     shape = shape_of(model_type)
-    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
-    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
-    live.ignore([*model.parameters(), *(weight.grad for weight in model.parameters())])
-    with live:
-        trainer.forward_backward(batch, entropy)
+    live = allocations_of_a_pass(trainer, shape, entropy)
     trainer.step(OptimizerStep(step=1, total_steps=1, samples=1, sampled_tokens=TOKENS, trajectories=1))
     weights = list(trainer.parameters.values())
     states = [each for state in trainer.optimizer.state.values() for each in state.values()]
@@ -196,11 +201,7 @@ def test_training_adapters_needs_what_is_predicted(
     if checkpointing == "on":
         recompute_layers(trainer.model)
     shape = shape_of(model_type)
-    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
-    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
-    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.parameters.values())])
-    with live:
-        trainer.forward_backward(batch, 0.0)
+    live = allocations_of_a_pass(trainer, shape)
     trainer.step(OptimizerStep(step=1, total_steps=1, samples=1, sampled_tokens=TOKENS, trajectories=1))
     measured = {
         "weights": allocated(trainer.model.parameters()),
@@ -224,11 +225,7 @@ def test_layers_that_are_computed_again_keep_what_is_predicted(model_type: str, 
     trainer = trainer_of(model_type, dtype)
     recompute_layers(trainer.model)
     shape = shape_of(model_type)
-    batch = trainer.batch([sample(shape.vocabulary)], skip_zero_advantages=True)
-    live = Allocations(logits_or_other(shape.vocabulary, shape.hidden))
-    live.ignore([*trainer.model.parameters(), *(weight.grad for weight in trainer.model.parameters())])
-    with live:
-        trainer.forward_backward(batch, 0.0)
+    live = allocations_of_a_pass(trainer, shape)
     found = predicted(model_type, dtype, gradient_checkpointing="on")
     activations = found["training", "activations"] + found.get(("training", "bfloat16 copies"), 0)
     # An upper bound: a recomputed layer, copies of weights and the gradient of the embedding do not exist together.
