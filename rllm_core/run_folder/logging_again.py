@@ -22,7 +22,8 @@ def log_again(run_dir: RunDir, trackers: Trackers) -> None:
     every = run_dir.config.training.answers_table_every_steps
     steps = [line["step"] for line in metrics]
     due = {step for step in steps if answers_table.is_due(every, step)}
-    entries = [entry for entry in index_of(run_dir.path) if entry.step in due and entry.outcome == "trained"]
+    recorded = index_of(run_dir.path) if due else []
+    entries = [entry for entry in recorded if entry.step in due and entry.outcome == "trained"]
     if steps[:1] == [1] and 0 in validations:
         trackers.log_validation(validations[0])
     for line in metrics:

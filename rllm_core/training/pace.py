@@ -21,6 +21,7 @@ from rllm_core.config import RunConfig
 from rllm_core.limits.slots import Slots
 from rllm_core.run_folder.results import Now
 from rllm_core.training.buffer import GroupBuffer
+from rllm_core.training.scoring import Scoring
 from rllm_core.training.staleness_limit import SyncCoordinator
 
 STEPS_AVERAGED = 16
@@ -42,16 +43,25 @@ class Pace:
     """Measures a run, step by step.
 
     Args:
+        scoring: Scoring of groups, if a scorer gives the rewards.
         colocated: Whether generation and training take turns on the same devices, so that nothing overlaps.
     """
 
     def __init__(
-        self, config: RunConfig, slots: Slots, coordinator: SyncCoordinator, buffer: GroupBuffer, *, colocated: bool
+        self,
+        config: RunConfig,
+        slots: Slots,
+        coordinator: SyncCoordinator,
+        buffer: GroupBuffer,
+        scoring: Scoring | None = None,
+        *,
+        colocated: bool,
     ) -> None:
         derived, training = config.derived(), config.training
         self.slots = slots
         self.coordinator = coordinator
         self.buffer = buffer
+        self.scoring = scoring
         self.max_rollouts = derived["max_rollouts_in_flight"]
         self._colocated = colocated
         self._is_synchronous = training.staleness_threshold == 0 and training.trigger_parameter_sync_step == 1
@@ -72,8 +82,14 @@ class Pace:
 
     def now(self) -> Now:
         """Returns the work in flight; cheap and thread-safe."""
-        coordinator = self.coordinator
-        return Now(self.slots.in_use, self.max_rollouts, coordinator.in_flight, len(self.buffer), coordinator.hold)
+        return Now(
+            rollouts=self.slots.in_use,
+            max_rollouts=self.max_rollouts,
+            groups_in_flight=self.coordinator.in_flight,
+            groups_waiting=len(self.buffer),
+            hold=self.coordinator.hold,
+            groups_scored=self.scoring.in_progress if self.scoring is not None else 0,
+        )
 
     @contextlib.contextmanager
     def spending(self, purpose: Purpose) -> Iterator[None]:

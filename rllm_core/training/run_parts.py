@@ -199,7 +199,7 @@ class RunParts:
     def pace(self) -> Pace:
         """Measures the time that steps take."""
         colocated = self.capabilities.colocated
-        return Pace(self.config, self.runner.slots, self.coordinator, self.buffer, colocated=colocated)
+        return Pace(self.config, self.runner.slots, self.coordinator, self.buffer, self.scoring, colocated=colocated)
 
     def state(self) -> TrainerState:
         """Returns a snapshot for hooks."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rllm_core.backend import OptimizerStep, Policy, UpdateResult, checked_update
 from rllm_core.costs import LOGPROBS, TRAINING, Tally, collecting
@@ -102,8 +101,7 @@ class Trainer:
             await parts.notify("on_train_start")
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
-            scoring = parts.scoring
-            parts.progress.watch(lambda: replace(self.pace.now(), groups_scored=scoring.in_progress if scoring else 0))
+            parts.progress.watch(self.pace.now)
             if self._is_validation_due():  # also after a launch that was interrupted during this validation
                 await self._validate()
             await self._run_halves()

@@ -134,12 +134,12 @@ def bradley_terry(contents: int, games: Mapping[tuple[int, int], Sequence[float]
     members = _largest_part(contents, games)
     if not members or (len(members) == 1 and contents > 1):
         return {}
+    place = {number: row for row, number in enumerate(members)}
     wins = np.zeros((len(members), len(members)))
     for (one, other), results in games.items():
-        if one in members:
-            pair = members.index(one), members.index(other)
-            wins[pair] += sum(results)
-            wins[pair[::-1]] += len(results) - sum(results)
+        if one in place:
+            wins[place[one], place[other]] += sum(results)
+            wins[place[other], place[one]] += len(results) - sum(results)
     played, strengths = wins + wins.T, np.zeros(len(members))
     for _ in range(MAX_ITERATIONS):
         shares, scores = _logistic(strengths[:, None] - strengths), _logistic(strengths)
