@@ -108,6 +108,13 @@ def test_a_folder_without_adapters_is_refused(model: Path, tmp_path: Path) -> No
         notes(model, f"verl.lora.adapter={tmp_path}")
 
 
+def test_a_damaged_description_of_adapters_is_refused(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter")
+    (adapter / ADAPTER_CONFIG).write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json of model .* cannot be read"):
+        notes(model, f"verl.lora.adapter={adapter}")
+
+
 def test_layers_are_those_of_the_model(model: Path) -> None:
     assert notes(model, 'verl.lora.target_modules=["q_proj", "down_proj"]')
     with pytest.raises(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -98,25 +99,31 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     weights are float32; frozen weights have the configured dtype.
 
     Raises:
-        ConfigError: If transformers cannot load the model.
+        ConfigError: If transformers cannot load the model, or its files lack weights or have some that are no numbers.
     """
     device = device_of(config)
     frozen = config.lora is not None
     dtype = compute_dtype(config) if frozen else torch.float32
     kind = "causal language"
+    model: PreTrainedModel
     try:
         model_config = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
         auto_class: Any = AutoModelForCausalLM
         if reads_images(model_config):
             auto_class, kind = AutoModelForImageTextToText, "vision-language"
         with one_model_at_a_time():
-            model: PreTrainedModel = auto_class.from_pretrained(
-                str(path), dtype=dtype, trust_remote_code=config.trust_remote_code
+            model, loaded = auto_class.from_pretrained(
+                str(path),
+                dtype=dtype,
+                trust_remote_code=config.trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # rejected below, in one line
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a {kind} model: {reason}") from error
     model.to(device)  # type: ignore[arg-type]
+    _check_weights(model, path, loaded["missing_keys"].union(name for name, *_ in loaded["mismatched_keys"]))
     # Weights lie anywhere in the file that they are read from. Products of equal numbers at another alignment can
     # differ in their last bits, as those of a model and of its copy in an engine.
     for weight in model.parameters():
@@ -126,6 +133,20 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         _add_adapters(model, config.lora)
     model.train(False)
     return model
+
+
+def _check_weights(model: PreTrainedModel, path: str | Path, drawn: set[str]) -> None:
+    """Rejects weights that transformers drew at random, of which it only warns, and weights that are not finite."""
+    lacking = [name for name, _ in model.named_parameters() if name in drawn]
+    if lacking:
+        names = lacking[0] if len(lacking) == 1 else f"{lacking[0]} and {len(lacking) - 1} more"
+        raise ConfigError(
+            f"model.path = {str(path)!r}: its files lack weights of the sizes in config.json ({names}), so that "
+            f"{type(model).__name__} would start with random ones; use a complete model of this architecture"
+        )
+    for name, weight in model.named_parameters():
+        if weight.itemsize > 1 and not weight.detach().sum().isfinite():  # torch cannot sum 8-bit numbers
+            raise ConfigError(f"model.path = {str(path)!r}: {name} has NaN or infinite values; use another model")
 
 
 def reads_images(config: Any) -> bool:

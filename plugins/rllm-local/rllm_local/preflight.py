@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 
 from rllm_core.config import RunConfig
 from rllm_core.memory import MemoryEstimate
-from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape
+from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape, read_model_file
 from rllm_local import fast, memory
 from rllm_local.config import LocalConfig
 from rllm_local.model import device_of
@@ -64,7 +63,7 @@ def _estimated(config: RunConfig, local: LocalConfig, given_bytes: int | None) -
     file = Path(path) / CONFIG_FILE
     if not file.is_file():
         return f"memory: model.path = {path!r} is not downloaded yet, and its shape is unknown"
-    described = json.loads(file.read_text(encoding="utf-8"))
+    described = read_model_file(file)
     model_type = described.get("model_type", "")
     shape = TransformerShape.of(described)
     if shape is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import ssl
 import urllib.error
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
+from rllm_core.memory.transformer import read_model_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_SECONDS = 5.0
@@ -34,13 +34,9 @@ def read_model_config(path: str) -> dict[str, Any]:
             found = cached_file(
                 path, "config.json", local_files_only=is_offline(path), _raise_exceptions_for_missing_entries=False
             )
-        config = json.loads(Path(found).read_text(encoding="utf-8")) if found is not None else {}
     except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"config.json of model {path!r} cannot be read: {first_line}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"config.json of model {path!r} is not a table")
-    return config
+        raise ConfigError(f"config.json of model {path!r} cannot be read: {_first_line(error)}") from error
+    return {} if found is None else read_model_file(Path(found))
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool, parser: str) -> Any:
@@ -114,7 +110,6 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
     """
     from transformers.utils.hub import cached_file
 
-    configured: Any = None
     try:
         found = cached_file(
             path,
@@ -122,10 +117,9 @@ def stop_token_ids(path: str, tokenizer: Any) -> list[int]:
             local_files_only=is_offline(path),
             _raise_exceptions_for_missing_entries=False,
         )
-        if found is not None:
-            configured = json.loads(Path(found).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"generation_config.json of model {path!r} cannot be read: {_first_line(error)}") from error
+    configured = None if found is None else read_model_file(Path(found)).get("eos_token_id")
     stops = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
     ids = list(dict.fromkeys(int(stop) for stop in stops if stop is not None))
     if not ids:

@@ -176,7 +176,7 @@ def test_a_model_that_takes_images_is_refused_by_name(model_folder):
 @pytest.mark.parametrize("written", ["{", "[]"])
 def test_a_damaged_config(model_folder, written):
     (model_folder / "config.json").write_text(written)
-    with pytest.raises(ConfigError, match=r"config\.json of model .* (cannot be read|is not a table)") as caught:
+    with pytest.raises(ConfigError, match=r"config\.json of model .* cannot be read") as caught:
         RendererParser.from_model(model_folder, RendererConfig(family="qwen3"))
     one_line(caught)
 

@@ -5,12 +5,12 @@ Line numbers in comments are those of verl 0.9.1.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rllm_core.config import ConfigError
+from rllm_core.memory.transformer import read_model_file
 from rllm_verl.config import LoRAConfig, VerlConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -118,7 +118,7 @@ def _described(folder: str) -> dict[str, Any]:
             f"verl.lora.adapter = {folder!r} has no {' and no '.join(missing)}: name a folder that PEFT's "
             "save_pretrained or rllm-core export-model wrote"
         )
-    described: dict[str, Any] = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    described = read_model_file(Path(folder) / ADAPTER_CONFIG)
     if described.get("peft_type") != "LORA":
         raise ConfigError(
             f"verl.lora.adapter = {folder!r} has adapters of type {described.get('peft_type')!r}, not LORA"

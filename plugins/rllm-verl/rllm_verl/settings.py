@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.config import ConfigError, RunConfig
+from rllm_core.memory.transformer import CONFIG_FILE, read_model_file
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
@@ -64,7 +64,6 @@ REFUSED = {
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
-CONFIG_FILE = "config.json"
 
 
 def verl_settings(config: RunConfig) -> VerlConfig:
@@ -291,8 +290,7 @@ def model_description(path: str) -> dict[str, Any]:
     file: Path | None = Path(path) / CONFIG_FILE
     if not is_model_folder(path):
         file = _downloaded(path)
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
-    return found
+    return {} if file is None else read_model_file(file)
 
 
 def _downloaded(name: str) -> Path | None:
