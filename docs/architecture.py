@@ -44,6 +44,7 @@ ROOMS = (
             "errors",
             "moved",
             "file_references",
+            "model_files",
             "score",
             "seeds",
             "text",

@@ -6,14 +6,9 @@ torch allocates. Sources are in the docstrings. Symbols: H hidden size, I interm
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from rllm_core.errors import ConfigError
-
-CONFIG_FILE = "config.json"
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 Compute = Literal["float32", "bfloat16", "autocast"]
@@ -25,24 +20,6 @@ HEAD_DIM_DEFAULTS = {"qwen3": 128, "qwen3_moe": 128}  # as in transformers' conf
 QUERY_KEY_NORMS = ("qwen3", "qwen3_moe")
 QUERY_KEY_VALUE_BIASES = ("qwen2",)
 SIZES = frozenset(("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"))
-
-
-def read_model_file(file: Path) -> dict[str, Any]:
-    """Reads a file of a model folder that describes the model, such as its ``config.json``.
-
-    Raises:
-        ConfigError: If the file cannot be read, or is not a JSON object.
-    """
-    try:
-        described = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(described, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"{file.name} of model {str(file.parent)!r} cannot be read: {first_line}; copy or download the file again"
-        ) from error
-    return described
 
 
 @dataclass(frozen=True, kw_only=True)

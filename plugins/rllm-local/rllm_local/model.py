@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
+from rllm_core.model_files import check_weights
 from rllm_local import attention, memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
@@ -137,13 +138,7 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
 
 def _check_weights(model: PreTrainedModel, path: str | Path, drawn: set[str]) -> None:
     """Rejects weights that transformers drew at random, of which it only warns, and weights that are not finite."""
-    lacking = [name for name, _ in model.named_parameters() if name in drawn]
-    if lacking:
-        names = lacking[0] if len(lacking) == 1 else f"{lacking[0]} and {len(lacking) - 1} more"
-        raise ConfigError(
-            f"model.path = {str(path)!r}: its files lack weights of the sizes in config.json ({names}), so that "
-            f"{type(model).__name__} would start with random ones; use a complete model of this architecture"
-        )
+    check_weights(str(path), [name for name, _ in model.named_parameters() if name in drawn])
     for name, weight in model.named_parameters():
         if weight.itemsize > 1 and not weight.detach().sum().isfinite():  # torch cannot sum 8-bit numbers
             raise ConfigError(f"model.path = {str(path)!r}: {name} has NaN or infinite values; use another model")

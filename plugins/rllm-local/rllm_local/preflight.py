@@ -12,7 +12,8 @@ import torch
 
 from rllm_core.config import RunConfig
 from rllm_core.memory import MemoryEstimate
-from rllm_core.memory.transformer import CONFIG_FILE, TransformerShape, read_model_file
+from rllm_core.memory.transformer import TransformerShape
+from rllm_core.model_files import CONFIG_FILE, read_model_file
 from rllm_local import fast, memory
 from rllm_local.config import LocalConfig
 from rllm_local.model import device_of

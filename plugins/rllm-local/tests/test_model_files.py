@@ -14,7 +14,8 @@ from rllm_local.model import load_model
 from safetensors.torch import load_file, save_file
 
 from rllm_core.errors import ConfigError
-from rllm_core.memory.transformer import TransformerShape, read_model_file
+from rllm_core.memory.transformer import TransformerShape
+from rllm_core.model_files import read_model_file
 
 Weights = dict[str, torch.Tensor]
 QUERY, WEIGHTS = "model.layers.0.self_attn.q_proj.weight", "model.safetensors"
@@ -66,7 +67,9 @@ def test_weights_that_the_model_does_not_have_are_ignored(folder: Path) -> None:
     assert torch.equal(load_model(folder, LocalConfig()).state_dict()[QUERY], weights[QUERY])
 
 
-@pytest.mark.parametrize("written", [b"", b"version https://git-lfs.github.com/spec/v1\nsize 1\n", b"\x80" + b"\0" * 90])
+@pytest.mark.parametrize(
+    "written", [b"", b"version https://git-lfs.github.com/spec/v1\nsize 1\n", b"\x80" + b"\0" * 90]
+)
 def test_a_file_of_weights_that_is_not_one_is_rejected(folder: Path, written: bytes) -> None:
     (folder / WEIGHTS).write_bytes(written)
     with pytest.raises(ConfigError, match="cannot be loaded as a causal language model") as caught:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_core.errors import ConfigError
-from rllm_core.memory.transformer import read_model_file
+from rllm_core.model_files import read_model_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_SECONDS = 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rllm_core.config import ConfigError
-from rllm_core.memory.transformer import read_model_file
+from rllm_core.model_files import read_model_file
 from rllm_verl.config import LoRAConfig, VerlConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

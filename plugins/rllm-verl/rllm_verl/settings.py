@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.config import ConfigError, RunConfig
-from rllm_core.memory.transformer import CONFIG_FILE, read_model_file
+from rllm_core.model_files import CONFIG_FILE, read_model_file
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig

@@ -40,6 +40,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "assign_non_tensor": "verl.utils.tensordict_utils",
         "collect_lora_params": "verl.utils.fsdp_utils",
         "entropy_from_logits_with_chunking": "verl.utils.torch_functional",
+        "get_hf_auto_model_class": "verl.utils.model",
         "get_non_tensor": "verl.utils.tensordict_utils:get",
         "get_seqlen_balanced_partitions": "verl.utils.seqlen_balancing",
         "left_right_2_no_padding": "verl.workers.utils.padding",

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
 
 from rllm_core.config import RunConfig
+from rllm_core.model_files import check_weights
 from rllm_verl import adapter_weights, verl_api
+from rllm_verl.config import VerlConfig
 from rllm_verl.entropy import recomputed_entropy
 from rllm_verl.lora import sync_of
 from rllm_verl.losses import VerlLoss
@@ -47,8 +50,14 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Registers the policy loss, then loads the models."""
+        """Registers the policy loss, then loads the models.
+
+        Raises:
+            ConfigError: If the model's files lack weights.
+        """
         VerlLoss(self._run, plugins).register()
+        if self._settings.strategy != "megatron":
+            check_weights(self._run.model.path, random_weights(self._run.model.path, self._settings))
         torch.manual_seed(self._run.training.seed)  # seeds new adapters
         super().init_model()
         if self._settings.lora is not None and self._settings.lora.adapter:
@@ -159,3 +168,23 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
     def _load(self, copies: list[torch.Tensor]) -> None:
         for share, copy in zip(self._shares(), copies, strict=True):
             share.copy_(copy)
+
+
+def random_weights(path: str, settings: VerlConfig) -> list[str]:
+    """Returns the names of the parameters that transformers would draw at random, because the model's files lack them.
+
+    Loads only names and sizes.
+    """
+    trusts = settings.trust_remote_code
+    described = AutoConfig.from_pretrained(path, trust_remote_code=trusts)
+    auto_class = verl_api.use("get_hf_auto_model_class")(described)
+    model, found = auto_class.from_pretrained(
+        path,
+        config=described,
+        trust_remote_code=trusts,
+        device_map="meta",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    drawn = found["missing_keys"].union(name for name, *_ in found["mismatched_keys"])
+    return [name for name, _ in model.named_parameters() if name in drawn]
