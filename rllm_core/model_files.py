@@ -43,6 +43,6 @@ def check_weights(path: str, random: Sequence[str]) -> None:
     if random:
         names = random[0] if len(random) == 1 else f"{random[0]} and {len(random) - 1} more"
         raise ConfigError(
-            f"model.path = {path!r}: its files lack weights of the sizes in {CONFIG_FILE} ({names}), which would start "
+            f"model.path = {path!r}: its files lack weights of the sizes in config.json ({names}), which would start "
             "at random; use a complete model of this architecture"
         )
