@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int, decay_to: float | None) -> float:
-    """Computes the learning rate of a step: linear warm-up from 0, then constant, or linear decay over the run.
+    """Computes the learning rate of a step: linear warm-up from 0, then constant, or linear decay.
 
     Args:
         step: Optimizer step.
@@ -13,11 +13,12 @@ def learning_rate(step: int, total_steps: int, *, peak: float, warmup_steps: int
         warmup_steps: Steps of the warm-up; 0 disables it.
         decay_to: Lower limit of the decay as a share of ``peak``; None keeps the rate constant.
     """
-    rate = peak * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
     if decay_to is None:
-        return rate
-    left = 1.0 - step / total_steps if total_steps else 0.0
-    return rate * max(decay_to, left)
+        return peak
+    # The first step after warm-up gets the peak. 0 would follow the last step, which is to learn too.
+    return peak * max(decay_to, (total_steps - step + 1) / max(1, total_steps - warmup_steps))
 
 
 def linear(step: int, total_steps: int, first: float, last: float) -> float:

@@ -16,7 +16,7 @@ class OptimizerConfig(Section, use_attribute_docstrings=True):
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """Peak learning rate, after warm-up and before decay."""
     schedule: Literal["constant", "linear"] = "constant"
-    """Schedule after warm-up: constant, or linear decay over the run."""
+    """Schedule after warm-up: constant, or linear decay over the rest of the run, toward 0 after the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0. 0 disables it."""
     final_learning_rate_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0

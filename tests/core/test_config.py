@@ -515,6 +515,12 @@ def test_the_learning_rate_warms_up_and_decays_to_its_fraction() -> None:
     assert all(rate > 0 for rate in rates)
 
 
+def test_a_linear_schedule_reaches_its_peak_and_learns_in_every_step() -> None:
+    config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2)
+    assert [config.learning_rate_at(step, 6) for step in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert OptimizerConfig(learning_rate=1.0, schedule="linear").learning_rate_at(1, 1) == 1.0
+
+
 def test_a_section_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         TrainingConfig().steps = 3  # type: ignore[misc]
