@@ -114,9 +114,11 @@ def _check_teacher(resolved: Resolved, capabilities: Capabilities, chosen: Algor
             f"estimator {wanting[0]!r} needs a teacher: set teacher.engine to a rollout engine that computes "
             "log-probabilities, and teacher.model to its model"
         )
-    if config.training.staleness_threshold > 0 and "current" not in capabilities.policies:
+    is_stale = config.training.staleness_threshold > 0 or config.training.trigger_parameter_sync_step > 1
+    if is_stale and "current" not in capabilities.policies:
         raise ConfigError(
-            f"training.staleness_threshold must be 0: backend {config.backend!r} computes no log-probabilities, which "
-            "are needed to compare tokens of older weights with the teacher"
+            "training.staleness_threshold must be 0, and training.trigger_parameter_sync_step 1: backend "
+            f"{config.backend!r} computes no log-probabilities, which are needed to compare tokens of older weights "
+            "with the teacher"
         )
     check_teacher(resolved)

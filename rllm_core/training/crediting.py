@@ -53,10 +53,10 @@ class Crediting:
         kl = config.algorithm.kl
         self._kl_in: Literal["loss", "reward"] | None = kl.place if kl.coefficient > 0 else None
 
-    async def credited(self, taken: Sequence[Group], *, weight_version: int) -> list[list[TrainingSample]]:
+    async def credited(self, taken: Sequence[Group], *, weight_version: float) -> list[list[TrainingSample]]:
         """Returns the samples of each complete group, with advantages.
 
-        ``weight_version`` is that of the weights about to be trained.
+        ``weight_version`` is that of the weights about to be trained; its fraction is the progress since the last sync.
         """
         groups = [group for item in taken for group in item.groups]
         self._task_ids = {group.group_id: group.task_id for group in groups}
@@ -75,7 +75,7 @@ class Crediting:
         estimator = self.algorithm.estimators.of(group.role)
         return training_samples(group, credits, learns_written=estimator.learns_written, credited_by=estimator.label)
 
-    async def _compared_now(self, groups: Sequence[TrajectoryGroup], weight_version: int) -> list[TrajectoryGroup]:
+    async def _compared_now(self, groups: Sequence[TrajectoryGroup], weight_version: float) -> list[TrajectoryGroup]:
         """Recomputes the teacher's advantages of stale groups against the weights about to be trained.
 
         Replaces the log-probabilities of the older policy by current ones. Groups sampled by the current weights stay

@@ -246,16 +246,16 @@ class Trainer:
 
     async def _process(self, taken: Sequence[Group]) -> list[TrainingSample]:
         """Computes advantages and samples of the groups, then runs the forward-backward passes."""
-        trained, version = [], self.coordinator.weight_version
+        trained = []
         per_pass, _ = self.parts.passes
         since_sync = self.step - self.parts.position.synced_step
-        proximal_version = version + since_sync / self.config.training.trigger_parameter_sync_step
+        version = self.coordinator.weight_version + since_sync / self.config.training.trigger_parameter_sync_step
         credited = await self.crediting.credited(taken, weight_version=version)
         for start in range(0, len(credited), per_pass):
             chunk = [sample for group in credited[start : start + per_pass] for sample in group]
             if not chunk:
                 continue  # all groups of this pass were filtered
-            chunk = await self.crediting.corrected(chunk, proximal_version=proximal_version)
+            chunk = await self.crediting.corrected(chunk, proximal_version=version)
             await self.backend.process_backend_batch(self.backend.transform_to_backend_batch(chunk))
             self.coordinator.touch()
             sampled = sum(sample.sampled_tokens for sample in chunk)
