@@ -6,6 +6,7 @@ torch allocates. Sources are in the docstrings. Symbols: H hidden size, I interm
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,20 +106,27 @@ class TransformerShape:
         widest = 2 * self.experts * self.intermediate if self.experts else self.intermediate
         return max(self.vocabulary, widest) * self.hidden
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Parameters of LoRA adapters on all linear layers but the head: ``rank * (inputs + outputs)`` each.
+    def adapter_parameters(self, rank: int, targets: Collection[str] = ()) -> int:
+        """Parameters of LoRA adapters on linear layers: ``rank * (inputs + outputs)`` each.
 
         The stacked gate and up of experts have twice the rank, and the router has adapters too.
 
         Source: Hu et al. 2021, "LoRA", section 4.1.
+
+        Args:
+            rank: Rank of the adapters.
+            targets: Names of the layers that get adapters. If empty, or if one is unknown, all but the head.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
-        feed_forward = 3 * (self.hidden + self.intermediate)
-        if self.experts:
-            expert = 2 * (self.hidden + 2 * self.intermediate) + self.intermediate + self.hidden
-            feed_forward = self.experts * expert + self.hidden + self.experts
-        return self.layers * rank * (attention + feed_forward)
+        widths = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        if not self.experts:
+            widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate)
+        expert = 2 * (self.hidden + 2 * self.intermediate) + self.intermediate + self.hidden
+        unnamed = self.experts * expert + self.hidden + self.experts if self.experts else 0
+        named = {target.rpartition(".")[2] for target in targets}
+        if named and named <= widths.keys():
+            widths, unnamed = {name: widths[name] for name in named}, 0
+        return self.layers * rank * (sum(self.hidden + width for width in widths.values()) + unnamed)
 
     def adapter_activation_bytes(self, tokens: int, compute: Compute, *, checkpointing: bool) -> int:
         """What adapters add to `activation_bytes` for frozen weights, with peft.

@@ -171,7 +171,7 @@ def _always(config: RunConfig, local: LocalConfig, shape: TransformerShape, mode
     """Returns the parts allocated for the whole run. Trained weights are float32, frozen ones have ``local.dtype``."""
     weights, trained = FLOAT32 * shape.parameters, shape.parameters
     if local.lora is not None:
-        trained = shape.adapter_parameters(local.lora.rank)
+        trained = shape.adapter_parameters(local.lora.rank, local.lora.target_modules)
         weights = BYTES[local.dtype] * shape.parameters + FLOAT32 * trained
     has_reference = config.algorithm.kl.coefficient > 0 and local.lora is None
     return [
@@ -217,7 +217,7 @@ def _training(config: RunConfig, local: LocalConfig, shape: TransformerShape, *,
     checkpointing, trained, compute = local.gradient_checkpointing == "on", shape.parameters, _compute(local)
     extra = FLOAT32 * shape.largest_parameters
     if local.lora is not None:
-        trained = shape.adapter_parameters(local.lora.rank)
+        trained = shape.adapter_parameters(local.lora.rank, local.lora.target_modules)
         extra = shape.adapter_activation_bytes(tokens, compute, checkpointing=checkpointing)
     copies = BFLOAT16 * trained if local.dtype == "bfloat16" else 0
     activations = shape.activation_bytes(tokens, compute, checkpointing=checkpointing)

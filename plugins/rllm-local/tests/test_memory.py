@@ -218,6 +218,18 @@ def test_training_adapters_needs_what_is_predicted(
     assert 0.97 * least < activations < most * least
 
 
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("self_attn.k_proj", "down_proj"), ("o_proj",)])
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3_moe"])
+def test_adapters_of_named_layers_are_counted(model_type: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    if model_type == "qwen3_moe":
+        targets = tuple(target for target in targets if "down" not in target)
+    AutoModelForCausalLM.from_config(config_of(model_type)).save_pretrained(tmp_path)
+    lora = LoRAConfig(rank=4, target_modules=targets)
+    model = load_model(tmp_path, LocalConfig(device="cpu", dtype="float32", lora=lora))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert predicted(model_type, "float32", lora=lora)["training", "gradients"] == 4 * trained
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
