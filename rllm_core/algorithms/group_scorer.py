@@ -61,7 +61,7 @@ class ScorerServices(Protocol):
 
         Raises:
             rllm_core.engine.EngineError: If the engine failed.
-            rllm_core.engine.Terminated: If the prompt is longer than ``rollout.max_prompt_tokens``.
+            rllm_core.engine.Terminated: If the prompt is longer than ``rollout.max_prompt_tokens``, or than the model.
         """
         ...
 

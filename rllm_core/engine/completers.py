@@ -11,7 +11,7 @@ from typing import Any, Self
 from rllm_core.costs import SAMPLING
 from rllm_core.engine.answers import Answer
 from rllm_core.engine.arguments import check_tool_specs, checked_count, checked_stop_texts
-from rllm_core.engine.contract import EngineError, RolloutEngine, Terminated, described
+from rllm_core.engine.contract import EngineError, PromptTooLong, RolloutEngine, Terminated, described
 from rllm_core.engine.stop_texts import message_up_to_stop_text
 from rllm_core.errors import ConfigError
 from rllm_core.parser import BaseParser, BreakReason, ToolSpec
@@ -152,7 +152,7 @@ class Completer:
         Raises:
             ConfigError: If tools are offered, but the parser cannot read tool calls of this model.
             EngineError: If the engine failed.
-            Terminated: If the prompt is longer than allowed.
+            Terminated: If the prompt is longer than allowed, or than the model.
             RolloutEnded: If the rollout has ended, or ends during the call.
             ValueError: If ``tools`` is not a list of dictionaries, a stop text is empty, or ``max_response_tokens`` is
                 less than 1.
@@ -171,6 +171,8 @@ class Completer:
             start = time.perf_counter()
             try:
                 step = await self._complete(messages, tools, params, derive_seed(self.seed, self._turns + 1))
+            except PromptTooLong as error:
+                raise Terminated(TerminationReason.MAX_PROMPT_TOKENS, str(error)) from error
             finally:
                 self._is_busy = False
                 model_called(start)

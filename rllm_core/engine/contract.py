@@ -43,6 +43,10 @@ class EngineBusy(EngineError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class PromptTooLong(EngineError):
+    """The prompt and the longest completion do not fit the model. Completers end the rollout by it."""
+
+
 class Terminated(Exception):
     """Ends a rollout early with a reason. Raised by completers, and by workflows that stop on purpose."""
 
@@ -121,7 +125,8 @@ class RolloutEngine(ABC):
             new_tokens: Maximum number of tokens to sample.
 
         Raises:
-            EngineError: If the prompt is empty, contains an id outside the vocabulary, or is too long.
+            EngineError: If the prompt is empty, or contains an id outside the vocabulary.
+            PromptTooLong: If the prompt is too long.
         """
         if len(prompt_ids) == 0:
             raise EngineError(f"engine {self.name!r} needs at least one prompt token")
@@ -129,7 +134,7 @@ class RolloutEngine(ABC):
         if size is not None and int(prompt_ids.max()) >= size:
             raise EngineError(f"token id {int(prompt_ids.max())} is outside the vocabulary of {size} tokens")
         if longest is not None and len(prompt_ids) + new_tokens > longest:
-            raise EngineError(
+            raise PromptTooLong(
                 f"{len(prompt_ids)} prompt tokens and up to {new_tokens} new ones do not fit the model's {longest} "
                 f"positions; {self.too_long_advice}"
             )

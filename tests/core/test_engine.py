@@ -230,14 +230,26 @@ def test_after_a_failure_the_conversation_can_go_on(
 
 
 @pytest.mark.parametrize("kind", [Completer, TITOCompleter])
+@pytest.mark.parametrize(
+    ("allowed", "longest", "message"), [(20, 500, "allowed"), (None, 60, "do not fit the model's 60 positions")]
+)
 def test_a_prompt_that_is_too_long_ends_the_rollout_or_is_asked_again_shorter(
-    toys: SimpleNamespace, kind: type[Completer]
+    toys: SimpleNamespace, kind: type[Completer], allowed: int | None, longest: int, message: str
 ) -> None:
-    engine = toys.ListEngine(toys.BridgingParser(), [toys.letters("one")] * 3)
+    class Short(toys.ListEngine):  # type: ignore[misc, name-defined]
+        max_model_tokens = longest
+
+        async def get_token_output_from_token_input(
+            self, token_input: Any, *, sampling_params: Any, **more: Any
+        ) -> Any:
+            self.check_prompt(np.asarray(token_input), sampling_params.max_response_tokens)
+            return await super().get_token_output_from_token_input(token_input, sampling_params=sampling_params, **more)
+
+    engine = Short(toys.BridgingParser(), [toys.letters("one")] * 3)
 
     async def run() -> Step:
-        completer = kind(engine, max_prompt_tokens=20)
-        with pytest.raises(Terminated, match="allowed") as caught:
+        completer = kind(engine, max_prompt_tokens=allowed, sampling_params=SamplingParams(max_response_tokens=8))
+        with pytest.raises(Terminated, match=message) as caught:
             await completer.complete([{"role": "user", "content": "x" * 100}])
         assert caught.value.reason is TerminationReason.MAX_PROMPT_TOKENS
         return await completer.complete([USER])
