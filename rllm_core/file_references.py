@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rllm_core.errors import ConfigError
+
 _SCRIPT = re.compile(r"[\w./-]+\.py")  # an argument of a program, which looks for it in the working directory
 _REFERENCE = re.compile(r"(?P<path>(~|\.{1,2})?/.*\.py)(:(?P<name>[A-Za-z_]\w*))?")
 
@@ -57,11 +59,17 @@ def section_name(name: str) -> str:
 
 
 def with_absolute_files(value: Any, folder: Path) -> Any:
-    """Returns tables in which references to files are absolute. Relative references start from ``folder``."""
+    """Returns tables in which references to files are absolute. Relative references start from ``folder``.
+
+    Raises:
+        ConfigError: If a text has the character NUL, which no path or argument of a program can have.
+    """
     if isinstance(value, Mapping):
         return {key: with_absolute_files(content, folder) for key, content in value.items()}
     if isinstance(value, list):
         return [with_absolute_files(content, folder) for content in value]
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{value!r}: no value of a run file can have the character NUL; remove it")
     if isinstance(value, str) and is_file_reference(value):
         path, name = file_reference(value)
         return f"{(folder / path).resolve()}" + (f":{name}" if name else "")

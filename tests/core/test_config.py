@@ -359,6 +359,9 @@ def test_a_wrong_file_is_refused_in_one_line(load: Load, text: str, error: str) 
         ("training.partial_rollout=True", "must be true or false"),
         ("workflow.x=1", "workflow = {x = 1}: must be the name of a workflow"),
         ("model.path=\udcff", "the run file: "),
+        (r'training.init_from="a\u0000"', "the character NUL"),
+        (r'rollout.python="./a\u0000"', "the character NUL"),
+        (r'workflow="./a\u0000.py"', "the character NUL"),
     ],
 )
 def test_a_wrong_override_is_refused_in_one_line(load: Load, override: str, error: str) -> None:
