@@ -40,7 +40,7 @@ def noting_blocking_calls(note: Callable[[str], None]) -> Iterator[None]:
 def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event, note: Callable[[str], None]) -> None:
     noted: set[tuple[str, str]] = set()
     while not ended.wait(BLOCK_SECONDS):
-        answered, asked_at = threading.Event(), time.monotonic()
+        answered, asked_at, first = threading.Event(), time.monotonic(), asyncio.current_task(loop)
         try:
             loop.call_soon_threadsafe(answered.set)
         except RuntimeError:  # the event loop is closed
@@ -51,7 +51,9 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, ended: threading.Event,
         on_time = time.monotonic() - asked_at < 2 * BLOCK_SECONDS
         task, place = asyncio.current_task(loop), place_among(stack_of(sys._current_frames().get(thread)))
         name = task.get_name() if task is not None else ""
-        if on_time and name.startswith(ROLLOUT) and place is not None and (place.file, place.function) not in noted:
+        # If many rollouts are ready at once, the answer has to wait until each of them has had its turn.
+        blocks = on_time and task is first and name.startswith(ROLLOUT)
+        if blocks and place is not None and (place.file, place.function) not in noted:
             noted.add((place.file, place.function))
             note(
                 f"{name} blocks the event loop at {place.in_function} for more than "

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -319,11 +318,7 @@ def _outcome(metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[st
 
 def _now_at() -> str:
     """Names the line of plugin or user code that runs in this process, for a wait that may never end."""
-    # A program of the user that called the run only waits in the event loop.
-    stacks = (
-        takewhile(lambda frame: "asyncio" not in frame.module, stack_of(top)) for top in sys._current_frames().values()
-    )
-    places = map(place_among, stacks)
+    places = (place_among(stack_of(top)) for top in sys._current_frames().values())
     return next((f", now at {place.in_function}" for place in places if place is not None), "")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 
 from rllm_core.limits import blocking_calls
 from rllm_core.limits.blocking_calls import noting_blocking_calls
+from rllm_core.limits.guard import stack_of
 from rllm_core.plugins.blame import Frame
 
 
@@ -19,7 +22,7 @@ from rllm_core.plugins.blame import Frame
 def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Returns an event that is set whenever the watching thread looks at what blocks."""
     monkeypatch.setattr(blocking_calls, "BLOCK_SECONDS", 0.05)
-    event, stack_of = threading.Event(), blocking_calls.stack_of
+    event = threading.Event()
 
     def stack_and_tell(frame: FrameType | None) -> list[Frame]:
         event.set()
@@ -75,6 +78,43 @@ def test_a_backend_may_work_on_the_event_loop(looked: threading.Event) -> None:
     asyncio.run(run())
     wait_for_the_watching_thread()
     assert notes == []
+
+
+def test_many_rollouts_that_start_at_once_do_not_block(
+    looked: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them takes long, and the user cannot change that there are many."""
+    monkeypatch.setattr(blocking_calls, "BLOCK_SECONDS", 0.5)  # far more than one of them takes
+    notes: list[str] = []
+
+    async def is_short() -> None:
+        time.sleep(0.01)
+
+    async def run() -> None:
+        with noting_blocking_calls(notes.append):
+            while not looked.is_set():
+                await asyncio.gather(*(asyncio.create_task(is_short(), name=f"rollout {n}") for n in range(200)))
+
+    asyncio.run(run())
+    wait_for_the_watching_thread()
+    assert notes == []
+
+
+def test_the_program_that_waits_for_the_event_loop_is_no_part_of_a_stack() -> None:
+    async def works() -> set[str]:
+        return {frame.function for frame in stack_of(sys._getframe())}
+
+    def has_its_own_loop() -> set[str]:
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            return loop.run_until_complete(works())
+
+    async def run() -> set[str]:
+        asyncio.events._set_running_loop(None)  # as a library does that lets loops nest
+        return has_its_own_loop()
+
+    assert "works" in (alone := asyncio.run(works()))
+    assert {"works", "has_its_own_loop", "run"} <= (nested := asyncio.run(run()))
+    assert sys._getframe().f_code.co_name not in alone | nested
 
 
 def test_a_run_that_ends_while_the_loop_is_asked_leaves_no_thread(looked: threading.Event) -> None:
