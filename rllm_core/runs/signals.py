@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rllm_core.limits.guard import leave
 from rllm_core.limits.loop_thread import stopping_signals
-from rllm_core.run_folder.progress import Progress
+from rllm_core.run_folder.progress import Progress, for_terminal
 from rllm_core.training.stopping import Interrupted
 from rllm_core.training.trainer import Trainer
 
@@ -100,7 +100,7 @@ async def until_signalled(main: Awaitable[ResultT]) -> ResultT:
     Raises:
         Interrupted: After a signal.
     """
-    with Signals(Progress()) as signals:
+    with Signals(for_terminal()) as signals:
         try:
             return await main
         except asyncio.CancelledError as error:
