@@ -10,10 +10,15 @@ from rllm_core.types import Episode
 
 MAX_KINDS = 50
 SHOWN_KINDS = 5
+# Numbers and ids, and texts in quotes, which are no apostrophes; a text that was cut short has no closing quote.
+_VARIES = re.compile(r"""\w*\d\w*|(?<!\w)(['"]).*?(\1(?!\w)|$)""", re.DOTALL)
 
 
 class FirstFailures:
-    """Counts failures by kind and keeps the first of each; failures that differ only in digits are one kind."""
+    """Counts failures by kind and keeps the first of each.
+
+    Failures that differ only in numbers, ids or quoted text, such as the reply of a server, are one kind.
+    """
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], dict[str, Any]] = {}
@@ -32,7 +37,7 @@ class FirstFailures:
 
     def add(self, reason: str, error: str, where: str | None = None, task: str | None = None, count: int = 1) -> None:
         """Records a failure. ``reason`` is a termination reason, ``observer``, ``tracker`` or ``unscored``."""
-        kind = (reason, re.sub(r"\d+", "0", error))
+        kind = (reason, _VARIES.sub("0", error))
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
             kind = (reason, "")  # limits memory if every message is different
         first = {"reason": reason, "count": 0, "error": error, "task": task, "where": where}

@@ -17,6 +17,7 @@ from rllm_core.engine import Completer, EngineError, Terminated
 from rllm_core.errors import ConfigError, PluginError, RunError, StallError, UserError
 from rllm_core.hosts.inline import Inline
 from rllm_core.plugins import PluginManager
+from rllm_core.run_folder.first_failures import FirstFailures
 from rllm_core.runs import launch
 from rllm_core.training.accounting import Books
 from rllm_core.training.failures import CircuitBreaker, Quarantine
@@ -555,3 +556,22 @@ def test_an_episode_is_taken_in_once() -> None:
     assert group.running == [1]
     with pytest.raises(ValueError, match="was added twice"):
         group.add(episode)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kinds"),
+    [
+        ("env.py:41: KeyError: 'ab'", 'env.py:41: KeyError: "c\'s"', 1),
+        ("500 - {'error': {'message': 'cannot serve a'}}", "500 - {'error': {'message': \"can't serve b\"}}", 1),
+        ("the server's reply to req_8fa3 is late", "the server's reply to req_c01 is late", 1),
+        ("the server's reply is late", "the server's address is wrong", 2),
+        ("env.py:41: KeyError: 'a'", "env.py:41: IndexError: 'a'", 2),
+    ],
+)
+def test_failures_with_other_quotes_and_ids_are_one_kind(one: str, other: str, kinds: int) -> None:
+    failures = FirstFailures()
+    for error in (one, other, one):
+        failures.add("error", error)
+    found = failures.to_list()
+    assert (found[0]["error"], len(found)) == (one, kinds)
+    assert sum(kind["count"] for kind in found) == 3
