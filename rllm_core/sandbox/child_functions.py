@@ -15,11 +15,10 @@ from typing import Any
 import rllm_core.sandbox.processes as processes
 from rllm_core.costs import spend
 from rllm_core.plugins.blame import Frame
-from rllm_core.providers import PATH_PATTERN
+from rllm_core.providers import PATH_PATTERN, RewardFunctionProvider
 from rllm_core.sandbox.results import Limits
 
 START_SECONDS = 60.0
-CHILDREN = 4
 CALLS_PER_CHILD = 10_000
 GRACE_SECONDS = 5.0
 
@@ -88,7 +87,7 @@ class ChildFunction:
         path: str,
         limits: Limits | None = None,
         *,
-        children: int = CHILDREN,
+        children: int = RewardFunctionProvider.processes,
         start: Start | None = None,
         variables: Sequence[str] = (),
         name: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,14 @@ def test_a_broken_line_is_said_with_its_file(tmp_path: Path) -> None:
     run = write_run(tmp_path / "bad")
     (run / "metrics.jsonl").write_text("{broken\n", encoding="utf-8")
     assert objects(tmp_path)["bad"]["error"].startswith("metrics.jsonl has a line that is not JSON")
+
+
+def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "foreign", metrics=metrics(3))
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 0.5}\n', encoding="utf-8")
+    finish(run, validation=[{"step": 0, "loss": math.inf}, {"step": 2, "loss": 0.5}])
+    found = objects(tmp_path)["foreign"]
+    assert (found["first"], found["last"], found["curve"]) == (None, 0.5, [None, 0.5])
 
 
 def test_a_locked_folder_is_a_running_run(tmp_path: Path) -> None:

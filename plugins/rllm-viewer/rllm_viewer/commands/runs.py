@@ -141,4 +141,7 @@ def _json(result: RunResult) -> dict[str, Any]:
         name: None if value is None else datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
         for name, value in (("started", result.started), ("changed", result.changed))
     }
-    return asdict(result) | {"path": str(result.path), "curve": list(result.curve)} | times
+    found = asdict(result) | {"path": str(result.path), "curve": list(result.curve)} | times
+    # Files of others, and damaged ones, may have NaN, which is not JSON.
+    cleaned: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    return cleaned
