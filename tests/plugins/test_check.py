@@ -103,6 +103,7 @@ def test_a_plugin_that_prints_does_not_spoil_the_document(rllm_core: Run) -> Non
     assert found(document)["import"]["outcome"] == "passed"
     detail = found(document, "workflow")["built"]["detail"]
     assert detail.endswith("): rllm_chatty:Chat must be a subclass of rllm_core.workflow.Workflow")
+    assert "devkit" not in detail
 
 
 def test_a_heavy_import_is_named(rllm_core: Run) -> None:

@@ -22,7 +22,7 @@ from rllm_core.errors import ConfigError, PluginError, UserError
 from rllm_core.plugins import PluginManager, Provided
 from rllm_core.plugins.blame import blamed
 from rllm_core.run_file import apply_override, merged, toml_key, validated
-from rllm_core.text import one_line
+from rllm_core.text import one_line, printable
 from rllm_devkit.checks.check_names import BUILT, RUN_FILE, checks_of
 from rllm_devkit.checks.parsers import check_parser
 from rllm_devkit.checks.results import CheckResult, Violation
@@ -156,8 +156,8 @@ def check_provided(
     subject = _Subject(plugins, provided, request, folder)
     try:
         check = _CHECKED[type(provided.record)](subject)
-    except (NeedsSettings, Violation) as problem:
-        return [CheckResult(BUILT, "failed", str(problem))]
+    except (NeedsSettings, Violation, UserError) as problem:  # with their own place, not that of this package
+        return [CheckResult(BUILT, "failed", printable(str(problem)))]
     except (Exception, SystemExit) as error:  # third-party code: its exception is the result of the check
         return [CheckResult(BUILT, "failed", blamed(error, provided.plugin))]
     return [CheckResult(BUILT, "passed", provided.record.load), *check()]
