@@ -61,7 +61,8 @@ def leave(exit_code: int, message: str = "") -> NoReturn:
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
     """Lists a frame and its callers, innermost first, without what only waits for the outermost event loop."""
-    frames, loop = [], None
+    frames: list[Frame] = []
+    loop = None
     while frame is not None:
         if frame.f_globals.get("__name__") == "asyncio.base_events":
             loop = len(frames)
