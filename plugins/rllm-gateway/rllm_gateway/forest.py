@@ -57,11 +57,18 @@ class Forest:
 
     @staticmethod
     def _chosen(candidates: Sequence[AnswerNode], shown: Mapping[str, Any]) -> AnswerNode:
-        """Chooses among equal answers: by the tool call ids that the client shows, else with fewest successors."""
+        """Chooses among equal answers: by the call ids and reasoning that the client shows, then by successors."""
         ids = [call["id"] for call in shown.get("tool_calls") or ()]
-        return min(
-            candidates, key=lambda one: (bool(ids) and [call["id"] for call in one.calls] != ids, len(one.after))
-        )
+        reasoning = shown.get("reasoning_content")
+
+        def differs(one: AnswerNode) -> tuple[bool, bool, int]:
+            return (
+                bool(ids) and [call["id"] for call in one.calls] != ids,
+                bool(reasoning) and one.reasoning != reasoning,
+                len(one.after),
+            )
+
+        return min(candidates, key=differs)
 
     def reserve(self, said: bytes) -> int:
         """Returns the lowest number that no equal call holds, whether answered or still running.

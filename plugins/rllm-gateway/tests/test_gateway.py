@@ -145,6 +145,19 @@ async def test_the_client_that_shows_its_ids_goes_on_from_its_own_answer() -> No
         assert segments(steps) == [[0], [1, 2]]
 
 
+@pytest.mark.parametrize("shows", [True, False])
+async def test_the_client_that_shows_its_reasoning_goes_on_from_its_own_answer(shows: bool) -> None:
+    policy = Policy(lambda prompt, seed: said("yes", f"because {seed}"))
+    async with rollout(policy) as client:
+        response = await client.post({"messages": [USER], "n": 3})
+        response.delivered()
+        chosen = json.loads(response.body)["choices"][2]["message"]
+        await client.ask([USER, chosen if shows else {"role": "assistant", "content": "yes"}, MORE])
+        reasoning = chosen["reasoning_content"].encode()
+        assert (reasoning in bytes(token for token in policy.asked[-1][0] if token < 256)) == shows
+        check_exact(policy, client.endpoint)
+
+
 async def test_seeds_depend_on_the_conversation_and_not_on_the_order() -> None:
     async def play(order: int) -> list[str]:
         async def agent(client: Client, name: str) -> list[str]:
