@@ -93,8 +93,8 @@ def rewards_of(events: list[dict]) -> dict[str, list]:
     ("environment", "rollouts", "every_answers"),
     [
         (LAKE, 320, 200),
-        pytest.param(LAKE, 10_080, 700, marks=pytest.mark.slow),
-        pytest.param(SUM, 640, 150, marks=pytest.mark.slow),
+        pytest.param(LAKE, 10_080, 500, marks=pytest.mark.slow),
+        pytest.param(SUM, 640, 100, marks=pytest.mark.slow),
     ],
 )
 def test_killed_workers_cost_only_attempts(environment, rollouts, every_answers, tmp_path, monkeypatch):
