@@ -88,12 +88,12 @@ def _toml_value(value: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads the tables of a file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors on Windows write a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"run file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"run file {path} is not valid TOML: {_one_line(error)}") from error
 
 
@@ -173,7 +173,7 @@ def _path(tables: dict[str, Any]) -> Iterator[str]:
 def _override_value(text: str, override: str) -> Any:
     try:
         read = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if text[:1] in ("[", "{", '"', "'"):
             raise ConfigError(f"-o {override!r}: the value is not valid TOML: {_one_line(error)}") from None
         return text

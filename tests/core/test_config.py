@@ -387,6 +387,20 @@ def test_files_that_cannot_be_read(load: Load, tmp_path: Path) -> None:
         load.named(str(tmp_path / "latin.toml"))
 
 
+@pytest.mark.parametrize("value", [f"1{'0' * 5000}", "[" * 5000], ids=["digits", "lists"])
+def test_values_that_python_cannot_read_are_no_toml(load: Load, tmp_path: Path, value: str) -> None:
+    (tmp_path / "run.toml").write_text(f"workflow = {value}")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load.named(str(tmp_path / "run.toml"))
+    with pytest.raises(ConfigError):
+        load.named("puzzle", f"training.steps={value}")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('workflow = "puzzle"', encoding="utf-8-sig")
+    assert load.named(str(tmp_path / "run.toml")).workflow == "puzzle"
+
+
 def test_what_does_not_exist_is_the_plugin_managers_error(load: Load) -> None:
     for options in ({"backend": "lokal"}, {"parser": "plane", "backend": "open"}):
         with pytest.raises(PluginError, match=r"lokal|plane"):
