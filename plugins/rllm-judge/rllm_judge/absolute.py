@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rllm_core.costs import JUDGE, spend
@@ -19,10 +19,11 @@ from rllm_judge.judges import MAX_RETRIES, api_key, failure
 from rllm_judge.options import RUBRIC
 from rllm_judge.prompts import score_question
 from rllm_judge.reading import Unreadable, score_in
-from rllm_judge.requests import metered, note, reply_of
+from rllm_judge.requests import end_long_waits, metered, note, reply_of
 
 REPLIES = 3
 MAX_ANSWER_CHARACTERS = 100_000
+MAX_PAUSES_SECONDS = 45.0  # that an endpoint may ask for, within the reward_timeout_seconds of our example
 
 
 def judge(task: Task, text: str) -> tuple[float, dict[str, Any]]:
@@ -81,7 +82,9 @@ def _client() -> Any:
     from openai import DefaultHttpxClient, OpenAI
 
     return OpenAI(
-        http_client=DefaultHttpxClient(event_hooks={"request": [note]}),
+        http_client=DefaultHttpxClient(
+            event_hooks={"request": [note], "response": [partial(end_long_waits, max_seconds=MAX_PAUSES_SECONDS)]}
+        ),
         base_url=os.environ.get("RLLM_JUDGE_BASE_URL") or None,
         api_key=api_key("OPENAI_API_KEY"),
         max_retries=MAX_RETRIES,

@@ -6,6 +6,7 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rllm_core.algorithms.group_scorer import ScorerServices
@@ -13,10 +14,11 @@ from rllm_core.engine import Terminated
 from rllm_core.errors import ConfigError
 from rllm_core.types import MessageLike
 from rllm_judge.options import ENDPOINT, POLICY, JudgeOptions
-from rllm_judge.requests import BrokenOff, metered, note_async, reply_in
+from rllm_judge.requests import BrokenOff, end_long_waits_async, metered, note_async, reply_in
 
 NO_KEY = "none"
 MAX_RETRIES = 6  # of a request, by the SDK, over some 20 s; all attempts thus last while a server restarts
+MAX_PAUSES_SECONDS = 90.0  # that an endpoint may ask for, within the default of algorithm.group_scorer_timeout_seconds
 DEADLINE = "deadline"  # of a request, on the event loop's clock
 TOO_LONG = (400, 413, 422)
 """Status codes with which endpoints reject a question, most often because it is too long."""
@@ -59,7 +61,12 @@ class Endpoint(Judge):
                     return await super().send(request, **how)
 
         self._client = AsyncOpenAI(
-            http_client=Timed(event_hooks={"request": [note_async]}),
+            http_client=Timed(
+                event_hooks={
+                    "request": [note_async],
+                    "response": [partial(end_long_waits_async, max_seconds=MAX_PAUSES_SECONDS)],
+                }
+            ),
             base_url=options.base_url,
             api_key=api_key(options.api_key_variable),
             max_retries=MAX_RETRIES,

@@ -102,3 +102,18 @@ def note(request: Any) -> None:
 async def note_async(request: Any) -> None:
     """Client hook that counts a request, for asynchronous clients."""
     note(request)
+
+
+def end_long_waits(response: Any, max_seconds: float) -> None:
+    """Client hook that ends the SDK's retries once the pauses that an endpoint asks for exceed ``max_seconds``.
+
+    The error is then the endpoint's answer, and not a timeout of the caller.
+    """
+    sent, pause = _sent.get(), response.headers.get("Retry-After", "")
+    if sent is not None and pause.isdecimal() and len(sent) * int(pause) > max_seconds:
+        response.headers["x-should-retry"] = "false"
+
+
+async def end_long_waits_async(response: Any, max_seconds: float) -> None:
+    """See `end_long_waits`; for asynchronous clients."""
+    end_long_waits(response, max_seconds)

@@ -23,6 +23,7 @@ class Endpoint:
         usage: Prompt and completion tokens of each reply.
         asked: Bodies of the requests so far.
         keys: Their keys.
+        pause: Header that tells a client when to ask again.
     """
 
     answer: Answer
@@ -30,6 +31,7 @@ class Endpoint:
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    pause: tuple[str, str] = ("Retry-After-Ms", "1")
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def serving(answer: Answer, usage: tuple[int, int] = (11, 7)) -> Iterator[Endpoi
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Retry-After-Ms", "1")
+            self.send_header(*endpoint.pause)
             self.end_headers()
             self.wfile.write(body)
 

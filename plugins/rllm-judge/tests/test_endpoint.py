@@ -85,6 +85,16 @@ def test_a_busy_endpoint_is_asked_again() -> None:
     assert len(endpoint.asked) == 6
 
 
+def test_an_endpoint_that_asks_for_long_pauses_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of its pauses, the time limit of the scorer would be the error."""
+    monkeypatch.setattr(judges, "MAX_PAUSES_SECONDS", 1.0)
+    with serving(lambda messages: 429) as endpoint:
+        endpoint.pause = ("Retry-After", "1")
+        with pytest.raises(ConnectionError, match=f"the judge at {endpoint.url}/ failed: Error code: 429"):
+            judged(Relative(options(endpoint.url)), ["one", "two"], str)
+    assert len(endpoint.asked) == 2
+
+
 @pytest.mark.parametrize("status", [400, 413])
 def test_a_question_that_the_endpoint_does_not_take_leaves_its_rollouts_unscored(status: int) -> None:
     with serving(lambda messages: status) as endpoint:
