@@ -13,11 +13,14 @@ class ProcessKeeper:
 
     A process that is killed cannot end the processes that it has started. Start them with ``start_new_session=True``:
     everything in their sessions ends with them.
+
+    Args:
+        folder: Folder to remove in the end, with the files that a killed process leaves behind; "" for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper_process.__file__],
+            [sys.executable, "-I", "-S", keeper_process.__file__, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -33,7 +36,7 @@ class ProcessKeeper:
         self._tell(f"-{pid}\n")
 
     def close(self) -> None:
-        """Ends the keeper, which kills the remaining processes."""
+        """Ends the keeper, which kills the remaining processes and removes its folder."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -2,6 +2,7 @@
 
 Its input names the processes: ``+PID`` when one has started, ``-PID`` when one has ended. When the input ends, or the
 process that started the script is gone, the script kills the remaining processes, with everything in their sessions.
+Then it removes the folder that its argument names; "" names none.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
+import sys
 
 POLL_SECONDS = 0.5
 
@@ -33,6 +36,8 @@ def main() -> None:
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+    if folder := sys.argv[1]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ class AgentWorkflow(GatewayWorkflow):
         if (missing := self._missing_program()) is not None:
             raise ConfigError(missing)
         await super().open()
-        self._keeper = ProcessKeeper()
+        self._folder = tempfile.mkdtemp(prefix="rllm-agent-")  # one for all rollouts, which the keeper removes
+        self._keeper = ProcessKeeper(self._folder)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="agent")
 
     async def close(self) -> None:
@@ -153,7 +154,7 @@ class AgentWorkflow(GatewayWorkflow):
     async def run(self, task: Task, completer: Completer) -> Episode:
         """Runs the agent and rewards its result."""
         async with self.gateway.rollout(completer) as endpoint:
-            with tempfile.TemporaryDirectory(prefix="rllm-agent-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
                 result = await self._play(task.data, endpoint, folder)
         if endpoint.refused and not endpoint.forest.roots:  # the agent has handled the errors of all its calls
             raise AgentFailed(f"none of the agent's calls was answered; the last one got status {endpoint.refused}")

@@ -1,4 +1,4 @@
-"""Tests what is left when an agent, its worker or the run is killed: nothing running, nothing lost."""
+"""Tests what is left when an agent, its worker or the run is killed: nothing running, no folder, nothing lost."""
 
 from __future__ import annotations
 
@@ -83,8 +83,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [str(Path(sys.executable).with_name("rllm-core")), "train", *arguments, "--run-dir", "run"]
+    (folder / "temporary").mkdir(exist_ok=True)
+    env = os.environ | {"TMPDIR": str(folder / "temporary")}
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
 
 
 def agents(folder: Path) -> list[list[int]]:
@@ -110,6 +112,7 @@ def test_kills_leave_nothing_running_and_lose_nothing(folder: Path) -> None:
         run.kill()
         run.wait()
     eventually(lambda: not any(is_running(pid) for line in agents(folder) for pid in line))
+    eventually(lambda: not list((folder / "temporary").glob("rllm-agent-*")))
     (folder / "go").touch()
     assert start(folder, "--resume").wait() == 0, (folder / "log").read_text()
     assert verify(folder / "run").problems == []
