@@ -78,6 +78,17 @@ def test_a_running_run_is_followed(tmp_path: Path, page: Page) -> None:
         wait_for_view(page, f"#/run/0/group/{offset}")
 
 
+def test_the_list_of_runs_is_followed(tmp_path: Path, page: Page) -> None:
+    run, other = (demo_runs.demo(tmp_path / name, steps=2) for name in ("run", "other"))
+    with served(run, other) as server:
+        show(page, server, "#/")
+        row = page.locator(".rows .row", has_text="run").first
+        expect(row).to_contain_text("completed")
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
+        expect(row).to_contain_text("interrupted")
+
+
 def test_the_times_of_a_step_that_was_still_running_are_read_again(tmp_path: Path, page: Page) -> None:
     run = demo_runs.demo(tmp_path / "run", steps=2)
     written = (run / "timings.jsonl").read_text()

@@ -50,6 +50,16 @@ class App {
     await this.open(false);
   }
 
+  // Gets the status and the result of every run again, unless the server does not answer.
+  async refresh() {
+    try {
+      const found = await get("/api/runs");
+      for (const run of this.runs) run.summary = found[run.number];
+    } catch (error) {
+      if (!(error instanceof Failed)) throw error;
+    }
+  }
+
   // Returns the run of a place, with its groups and steps.
   async run(place) {
     const run = this.runs[place.run];

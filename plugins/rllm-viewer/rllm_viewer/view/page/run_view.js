@@ -7,6 +7,7 @@ import { FilterBar } from "./filter_bar.js";
 import { filterOf, rolloutsOf, select } from "./filters.js";
 import { List } from "./list.js";
 import { link } from "./route.js";
+import { SLOW } from "./store.js";
 import { byGroup, findings, placeName } from "./suspects.js";
 import { counted, mean, number, seconds, share, spread } from "./text.js";
 
@@ -27,7 +28,12 @@ export async function runsView(place, app) {
   });
   const compare = link({ view: "compare" }, { runs: app.runs.slice(0, 8).map((run) => run.number).join(",") });
   const element = h("section", {}, h("h1", {}, counted(app.runs.length, "run")), h("p", {}, h("a", { href: compare }, "compare them")), list.box);
-  return { element, title: "runs", list, mounted: () => list.set(app.runs), close: () => list.close() };
+  const following = setInterval(() => document.hidden || app.refresh().then(() => list.set(app.runs)), SLOW);
+  const close = () => {
+    clearInterval(following);
+    list.close();
+  };
+  return { element, title: "runs", list, mounted: () => list.set(app.runs), close };
 }
 
 // The list of groups or rollouts with its filter; `only` restricts it to a step.

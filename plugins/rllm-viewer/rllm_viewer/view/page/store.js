@@ -46,7 +46,7 @@ export function kept(path) {
 }
 
 const FAST = 300;
-const SLOW = 2000;
+export const SLOW = 2000;
 const IDLE = 15000;
 
 // One run: its groups and steps, which grow as long as it is running.
