@@ -197,7 +197,8 @@ class Endpoint:
 
     async def _sampled(self, call: ClientCall) -> list[AnswerNode]:
         place = self._placed(call)
-        before, said = place.before, call.history.digest
+        before = place.before
+        said = call.history.digest + call.model.encode()  # calls to several models may arrive in any order
         messages = self._prompt(place)
         if before is not None:
             before.is_delivered = True

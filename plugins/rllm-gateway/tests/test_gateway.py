@@ -178,6 +178,16 @@ async def test_seeds_depend_on_the_conversation_and_not_on_the_order() -> None:
     assert len(set(first)) == 15, "equal calls have different samples"
 
 
+async def test_seeds_depend_on_the_model_that_is_asked_for() -> None:
+    async def play(*models: str) -> dict[str, str]:
+        async with rollout(Policy(echo)) as client:
+            return {model: (await client.ask([USER], model=model))["content"] for model in models}
+
+    first = await play("solver", "critic")
+    assert await play("critic", "solver") == first
+    assert len(set(first.values())) == 2
+
+
 async def test_alternatives_are_branches_of_one_prompt() -> None:
     policy = Policy(echo)
     async with rollout(policy) as client:
