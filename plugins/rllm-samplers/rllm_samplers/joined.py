@@ -29,11 +29,14 @@ class JoinedWorkflow(Workflow):
 
     @abstractmethod
     def workflows(self) -> Mapping[str, Workflow]:
-        """Returns the workflows by name. Called once."""
+        """Returns the workflows by name, without ``/`` in the names. Called once."""
 
     @cached_property
     def _joined(self) -> Mapping[str, Workflow]:
-        return self.workflows()
+        workflows = self.workflows()
+        if wrong := [name for name in workflows if "/" in name]:
+            raise ValueError(f"workflows() of {type(self).__name__}: the name {wrong[0]!r} has a '/'; use another name")
+        return workflows
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Returns the tasks of all workflows, in the order of the workflows.

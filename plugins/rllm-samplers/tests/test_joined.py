@@ -93,6 +93,15 @@ def test_endless_tasks_cannot_be_joined() -> None:
         Wrong().tasks("train")
 
 
+def test_a_name_with_a_slash_is_rejected() -> None:
+    class Slashed(Joined):
+        def workflows(self) -> dict[str, Workflow]:
+            return {"one": ScriptedWorkflow(), "two/long": ScriptedWorkflow()}
+
+    with pytest.raises(ValueError, match="the name 'two/long' has a '/'"):
+        Slashed().tasks("train")
+
+
 def test_workflows_take_turns_in_the_warm_start() -> None:
     class Warm(ScriptedWorkflow):
         def warm_start(self, rng: random.Random) -> object:
