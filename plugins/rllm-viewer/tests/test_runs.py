@@ -201,6 +201,12 @@ def test_hostile_and_wide_names_fit(tmp_path: Path) -> None:
         assert any("日本" in line for line in lines)
 
 
+def test_the_error_of_a_run_is_shown_in_full(tmp_path: Path) -> None:
+    error = "model.path is not set: " + "name a folder " * 20 + "that has config.json"
+    finish(write_run(tmp_path / "bad", metrics=metrics(2)), status="failed", error=error)
+    assert error in " ".join(line.strip() for line in listed(tmp_path, 60))
+
+
 def test_a_curve_is_shown_where_there_is_room(tmp_path: Path) -> None:
     write_run(tmp_path / "r", metrics=metrics(9))
     assert "CURVE" in listed(tmp_path)[0]

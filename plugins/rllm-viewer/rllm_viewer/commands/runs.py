@@ -74,7 +74,7 @@ def _print(found: Sequence[RunResult]) -> None:
         screen.print(Text(text, style="bold" if number == 0 else "", no_wrap=True, overflow="crop"))
     for result in [result for result in found if result.error is not None][-SHOWN_ERRORS:]:
         why = visible_line(f"{result.path.name} ({result.status}): {result.error}")
-        screen.print(Text(fitted(why, screen.width), no_wrap=True))
+        screen.print(Text(why))
 
 
 def _row(result: RunResult, now: float) -> tuple[str, ...]:
