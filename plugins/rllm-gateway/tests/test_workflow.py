@@ -14,8 +14,9 @@ from rllm_core import Run
 from rllm_devkit.checks import check_workflow
 from rllm_viewer.verify import verify
 
+# With this seed, the rewards of some rollouts differ in both steps, so that both train.
 SMALL = {
-    "training": {"steps": 2, "groups_per_step": 2, "rollouts_per_group": 4, "validation_rollouts": 4},
+    "training": {"steps": 2, "seed": 1, "groups_per_step": 2, "rollouts_per_group": 4, "validation_rollouts": 4},
     "rollout": {"max_response_tokens": 12},
 }
 
