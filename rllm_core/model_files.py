@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,17 @@ def read_model_file(file: Path) -> dict[str, Any]:
             f"{file.name} of model {str(file.parent)!r} cannot be read: {first_line}; copy or download the file again"
         ) from error
     return described
+
+
+def random_weights(parameters: Iterable[str], loaded: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the parameters that transformers has drawn at random, because the model's files lack them.
+
+    Args:
+        parameters: Names of the model's parameters.
+        loaded: What ``from_pretrained`` returns with ``output_loading_info=True``.
+    """
+    drawn = loaded["missing_keys"].union(name for name, *_ in loaded["mismatched_keys"])
+    return [name for name in parameters if name in drawn]
 
 
 def check_weights(path: str, random: Sequence[str]) -> None:

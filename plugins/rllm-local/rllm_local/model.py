@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rllm_core.errors import ConfigError
-from rllm_core.model_files import check_weights
+from rllm_core.model_files import check_weights, random_weights
 from rllm_local import attention, memory
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.decoders import Decoder, TransformersDecoder
@@ -124,7 +124,7 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path = {str(path)!r} cannot be loaded as a {kind} model: {reason}") from error
     model.to(device)  # type: ignore[arg-type]
-    _check_weights(model, path, loaded["missing_keys"].union(name for name, *_ in loaded["mismatched_keys"]))
+    _check_weights(model, str(path), loaded)
     # Weights lie anywhere in the file that they are read from. Products of equal numbers at another alignment can
     # differ in their last bits, as those of a model and of its copy in an engine.
     for weight in model.parameters():
@@ -136,12 +136,13 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     return model
 
 
-def _check_weights(model: PreTrainedModel, path: str | Path, drawn: set[str]) -> None:
+def _check_weights(model: PreTrainedModel, path: str, loaded: dict[str, Any]) -> None:
     """Rejects weights that transformers drew at random, of which it only warns, and weights that are not finite."""
-    check_weights(str(path), [name for name, _ in model.named_parameters() if name in drawn])
-    for name, weight in model.named_parameters():
+    weights = dict(model.named_parameters())
+    check_weights(path, random_weights(weights, loaded))
+    for name, weight in weights.items():
         if weight.itemsize > 1 and not weight.detach().sum().isfinite():  # torch cannot sum 8-bit numbers
-            raise ConfigError(f"model.path = {str(path)!r}: {name} has NaN or infinite values; use another model")
+            raise ConfigError(f"model.path = {path!r}: {name} has NaN or infinite values; use another model")
 
 
 def reads_images(config: Any) -> bool:

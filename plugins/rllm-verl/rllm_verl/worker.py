@@ -14,8 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
+from rllm_core import model_files
 from rllm_core.config import RunConfig
-from rllm_core.model_files import check_weights
 from rllm_verl import adapter_weights, verl_api
 from rllm_verl.config import VerlConfig
 from rllm_verl.entropy import recomputed_entropy
@@ -57,7 +57,7 @@ class PolicyWorker(verl_api.use("ActorRolloutRefWorker")):  # type: ignore[misc]
         """
         VerlLoss(self._run, plugins).register()
         if self._settings.strategy != "megatron":
-            check_weights(self._run.model.path, random_weights(self._run.model.path, self._settings))
+            model_files.check_weights(self._run.model.path, random_weights(self._run.model.path, self._settings))
         torch.manual_seed(self._run.training.seed)  # seeds new adapters
         super().init_model()
         if self._settings.lora is not None and self._settings.lora.adapter:
@@ -186,5 +186,4 @@ def random_weights(path: str, settings: VerlConfig) -> list[str]:
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    drawn = found["missing_keys"].union(name for name, *_ in found["mismatched_keys"])
-    return [name for name, _ in model.named_parameters() if name in drawn]
+    return model_files.random_weights(dict(model.named_parameters()), found)
