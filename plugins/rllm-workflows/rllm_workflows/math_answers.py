@@ -4,15 +4,17 @@ The answer is the content of the last complete ``\boxed{...}``, or else the rest
 or else the last number.
 
 Two answers are equal if they have the same value in any notation (see `rllm_workflows.math_expressions`): integers,
-decimals, fractions, percentages, mixed numbers, powers of ten, roots, simple expressions. Lists and sets are compared
-in any order, points and intervals part by part, including brackets. Answers without a value (words, relations) are
-compared as text, ignoring spaces, fonts and case. Nothing is rounded: a third is not 0.333.
+decimals, fractions, percentages, mixed numbers, powers of ten, millions, roots, simple expressions. Lists and sets are
+compared in any order, points and intervals part by part, including brackets. Words, relations and other answers
+without a value are compared as text, ignoring spaces, fonts and case; more than three letters in a row are a word, not a
+product. Letters such as ``A`` may differ in case. Nothing is rounded: a third is not 0.333.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 
 from rllm_workflows.math_expressions import MAX_CHARACTERS, Expression, UnreadableError, equal, parse
 
@@ -20,20 +22,21 @@ MAX_BOXES = 20
 MAX_BOX_CHARACTERS = 2 * MAX_CHARACTERS
 MAX_PARTS = 50
 MAX_NESTING = 10
+MAX_LETTERS = 3
 
 _BOX = re.compile(r"\\f?boxed\b\s*")
 _AFTER_HASHES = re.compile(r"####([^\n]*)")
 _INTEGER = re.compile(r"(?:0|-?[1-9][0-9]{0,14})")
 _NUMBERS = re.compile(
-    r"-?\\[dtc]?frac\s?\{[^{}]{1,100}\}\s?\{[^{}]{1,100}\}|(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"[-\u2212]?\\[dtc]?frac\s?\{[^{}]{1,100}\}\s?\{[^{}]{1,100}\}|(?<![\w.])[-\u2212]?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]{1,3}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]+(?![0-9.]))?(?:\s?\\?%)?"
 )
 _REPLACED = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\{,\}"), "\N{FULLWIDTH COMMA}"),  # Always a thousands separator, never a list separator.
-    (re.compile(r"\\[()\[\]]|\$|£|€|\\\$"), ""),
-    (re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
+    (re.compile(r"(?<!\\)\\[()\[\]]|\$|£|€|\\\$"), ""),
+    (re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),  # Two backslashes end a row of a matrix.
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°"), ""),
     (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\u00b7\u00d7\u2219\u22c5]"), "*"),
     (re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)"), "*"),
@@ -42,8 +45,10 @@ _REPLACED = (
     (re.compile(r"[\u2212\u2013]"), "-"),
     (re.compile(r"π|(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),
     (re.compile(r"∞"), r"\\infty "),
-    (re.compile(r"√\s*([0-9.]+)"), r"\\sqrt{\1}"),
-    (re.compile(r"√|(?<![\\A-Za-z])sqrt(?=\s*\()"), r"\\sqrt"),
+    (re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*([0-9.]+)"), r"\\sqrt{\1}"),
+    (re.compile(r"√|(?<![\\A-Za-z])sqrt(?=\s*[({])"), r"\\sqrt"),
+    (re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan)(?![A-Za-z])"), r"\\\1 "),
+    (re.compile(r"_\{(\w)\}"), r"_\1"),
     (re.compile(r"±"), r"\\pm "),
     (re.compile(r"\u222a"), r"\\cup "),
     (re.compile(r"≤|\\leq?(?:slant)?(?![A-Za-z])"), r"\\le "),
@@ -54,7 +59,14 @@ _UNIT = re.compile(
     r"(?<=[0-9)}%])\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{(?P<set>[^{}]*)\}|\s(?P<word>[A-Za-z][A-Za-z/ ]*?))"
     r"(?:\s*\^\s*(?:\{[0-9]\}|[0-9]))?$"
 )
-_NAME_IS = re.compile(r"^\s*[A-Za-z](?:_\w|\s*\([A-Za-z]\))?\s*(?:=(?!.*[=<>])|\\in(?![A-Za-z]))")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(rf"(?<=[0-9])(\s*\\(?:text|mathrm)\s*\{{)?\s*({'|'.join(_SCALES)})(?![A-Za-z])")
+_WORD = re.compile(rf"(?<![\\A-Za-z])[A-Za-z]{{{MAX_LETTERS + 1}}}")
+_NAME = (
+    r"(?:[A-Z]{2,3}|\\?[A-Za-z]|\\angle\s*[A-Z]+|\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\\[A-Za-z]+)"
+    r"(?:_(?:\w|\{\w{1,8}\}))?(?:\s*\^\s*\{-1\})?(?:\s*\(\w{1,8}\))?"
+)
+_NAME_IS = re.compile(rf"^\s*{_NAME}\s*(?:=(?!.*[=<>])|\\in(?![A-Za-z]))")
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _MIXED = re.compile(r"^(-?)\s*([0-9]+)(?:\s*(\\frac.*)|\s+([0-9]+\s*/\s*[0-9]+))$")
 _OPENING, _CLOSING = "([{", ")]}"
@@ -116,8 +128,15 @@ def _cleaned(answer: str) -> str:
     """Normalizes notation."""
     for pattern, replacement in _REPLACED:
         answer = pattern.sub(replacement, answer)
-    answer = answer.strip().rstrip(".,;").strip()
-    return _NAME_IS.sub("", answer).strip()
+    answer = _SCALE.sub(lambda found: f"*10^{{{_SCALES[found[2]]}}}{found[1] or ''}", answer)
+    answer = _NAME_IS.sub("", _without_end(answer)).strip()
+    while whole := _FONT.fullmatch(answer):
+        answer = _without_end(whole[1])
+    return answer
+
+
+def _without_end(answer: str) -> str:
+    return answer.strip().rstrip(".,;").strip()
 
 
 def _compared(given: str, wanted: str, nesting: int) -> bool | None:
@@ -155,7 +174,7 @@ def _parts(answer: str) -> tuple[str, Sequence[str]] | None:
     if len(union) > 1:
         return "union", union
     listed = _split(re.sub(r"\\text\s*\{\s*(and|or)\s*\}|\b(and|or)\b", ",", _ungrouped(answer)), ",")
-    listed = [part for part in listed if part.strip()]
+    listed = _without_common_name([part for part in listed if part.strip()])
     if len(listed) > 1:
         return "list", listed
     if answer.count(r"\pm") == 1:
@@ -167,6 +186,12 @@ def _parts(answer: str) -> tuple[str, Sequence[str]] | None:
         if len(many) > 1 or is_set:
             return inside[0] + inside[-1], many
     return None
+
+
+def _without_common_name(parts: list[str]) -> list[str]:
+    """Returns ``3`` and ``-1`` for ``x = 3`` and ``x = -1``, and other parts as they are."""
+    names = {"".join(found[0].split()) if (found := _NAME_IS.match(part)) else "" for part in parts}
+    return [_NAME_IS.sub("", part) for part in parts] if len(names) == 1 else parts
 
 
 def _ungrouped(answer: str) -> str:
@@ -195,13 +220,22 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _compared_values(given: str, wanted: str) -> bool | None:
+    text_given, text_wanted = _text(given), _text(wanted)
+    letters_given, letters_wanted = text_given.strip("()"), text_wanted.strip("()")
+    if letters_given.isalpha() and letters_wanted.isalpha():
+        is_word = max(len(letters_given), len(letters_wanted)) > MAX_LETTERS
+        if is_word or letters_given == letters_wanted:
+            return letters_given == letters_wanted
     readings_given, readings_wanted = _readings(given), _readings(wanted)
     if readings_given is None or readings_wanted is None:
-        return True if _text(given) == _text(wanted) != "" else None
-    units = {unit for unit, _ in (readings_given, readings_wanted) if unit}
-    if len(units) > 1:
+        return True if text_given == text_wanted != "" else None
+    (unit_given, values), (unit_wanted, wanted_values) = readings_given, readings_wanted
+    if unit_given and unit_wanted and unit_given != unit_wanted:
         return False
-    verdicts = [equal(one, other) for one in readings_given[1] for other in readings_wanted[1]]
+    # Of two percentages, the same reading counts: 50 % is not 0.5 %.
+    is_same_notation = len(values) == len(wanted_values)
+    pairs = zip(values, wanted_values, strict=True) if is_same_notation else product(values, wanted_values)
+    verdicts = [equal(one, other) for one, other in pairs]
     return True if True in verdicts else None if None in verdicts else False
 
 
@@ -212,6 +246,8 @@ def _readings(answer: str) -> tuple[str, Sequence[Expression]] | None:
     if found := _UNIT.search(answer):
         unit = "".join((found["set"] or found["word"] or "").lower().split()).removesuffix("s")
         answer = answer[: found.start()]
+    if _WORD.search(answer):
+        return None
     is_percent = answer.endswith("%")
     answer = answer.removesuffix("%").removesuffix("\\")
     if mixed := _MIXED.match(answer):
