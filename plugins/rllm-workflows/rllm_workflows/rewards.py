@@ -20,10 +20,23 @@ RIGHT, WRONG = 1.0, 0.0
 Answer = str | int | float | Sequence[str]
 
 # At most 40 digits on either side of the point: no answer needs more, and long numbers take time to compute.
-_NUMBER = re.compile(r"(?<![0-9.])-?[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?(?:/[0-9]{1,40}(?![0-9.]))?")
-_LETTER_ALONE = re.compile(r"[(\[]?([A-Za-z])[)\].:]{0,2}")
-_ANSWER_IS = re.compile(r"\banswer(?: is)?\s{0,3}[:=]?\s{0,3}[(\[]?([A-Z])\b", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![0-9])(?<![0-9]\.)[-\u2212]?\$?(?:[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?|(?<!\.)\.[0-9]{1,40})"
+    r"(?:[eE][+-]?[0-9]{1,2}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]{1,40}(?![0-9.]))?"
+)
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s?\{\s?(-?[0-9]{1,40})\s?\}\s?\{\s?([0-9]{1,40})\s?\}")
+_LATEX_COMMA = re.compile(r"(?:\{,\}|\\[,!])(?=[0-9]{3})")
+_BOXED = re.compile(r"\\f?box(?:ed)?(?=\s?\{)")
+_MARKUP = re.compile(r"[*`$]|\\[()\[\]]|\\(?:text|textbf|mathbf|mathrm)(?=\s?\{)")
+_LETTER_ALONE = re.compile(r"[({\[]{0,2}([A-Za-z])[)}\].:]{0,3}")
+# "The answer is a ..." and "the answer is I think ..." choose nothing.
+_ANSWER_IS = re.compile(
+    r"\b(?:answer|(?:choice|option)(?=\s{0,3}(?:is\b|:)))(?:\s{1,3}is\b)?\s{0,3}[:=>]?\s{0,3}(?:(?:choice|option)\s{1,3})?"
+    r"[({\[\"']{0,3}(?!(?-i:a|i|I)\s{1,3}(?-i:[a-z]))([A-Z])\b",
+    re.IGNORECASE,
+)
 _IN_PARENTHESES = re.compile(r"\(([A-Z])\)")
+_AT_LINE_START = re.compile(r"^\s{0,8}([A-Z])[).]\s", re.MULTILINE)
 _ARTICLES = frozenset({"a", "an", "the"})
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -46,17 +59,18 @@ def contains(task: Task, text: str) -> float:
 def numeric(task: Task, text: str) -> float:
     """Returns 1 if the last number in the text exactly equals the last number in the answer; else 0.
 
-    ``1,234.50``, ``1234.5`` and ``2469/2`` are equal. Answers such as ``... #### 42`` are read as 42.
+    ``1,234.50``, ``1234.5``, ``1.2345e3`` and ``2469/2`` are equal. Answers such as ``... #### 42`` are read as 42.
     """
     given = last_number(text)
     return RIGHT if given is not None and given in map(last_number, _answers(task)) else WRONG
 
 
 def multiple_choice(task: Task, text: str) -> float:
-    """Returns 1 if the text chooses the answer's letter; else 0.
+    r"""Returns 1 if the text chooses the answer's letter; else 0.
 
-    The choice is the text itself if it is one letter (``B``, ``(b)``, ``B.``), or else the last ``answer is B`` or
-    ``answer: B``, or else the last ``(B)``. Letters in running text do not count.
+    The choice is the text itself if it is one letter (``B``, ``(b)``, ``**B**``), or else the last ``answer is B``,
+    ``answer: B`` or ``\boxed{B}``, or else the last ``(B)``, or else the only letter with which a line starts
+    (``B. Paris``). Other letters do not count.
     """
     choice = chosen_letter(text)
     return RIGHT if choice is not None and choice in map(chosen_letter, _answers(task)) else WRONG
@@ -72,10 +86,10 @@ def f1(task: Task, text: str) -> float:
 
 def last_number(text: str) -> Fraction | None:
     """Returns the last number in a text, or None if there is none or it divides by zero."""
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(_LATEX_COMMA.sub(",", _LATEX_FRACTION.sub(r"\1/\2", text)))
     if not found:
         return None
-    numerator, _, denominator = found[-1].replace(",", "").partition("/")
+    numerator, _, denominator = re.sub(r"[,$\s]", "", found[-1]).replace("\u2212", "-").partition("/")
     if denominator and int(denominator) == 0:
         return None
     return Fraction(numerator) / int(denominator or 1)
@@ -83,11 +97,15 @@ def last_number(text: str) -> Fraction | None:
 
 def chosen_letter(text: str) -> str | None:
     """Returns the letter a text chooses, in upper case, or None."""
-    alone = _LETTER_ALONE.fullmatch(text.strip())
-    if alone:
+    text = _MARKUP.sub("", _BOXED.sub("answer:", text)).strip()
+    if alone := _LETTER_ALONE.fullmatch(text):
         return alone[1].upper()
-    choices = _ANSWER_IS.findall(text) or _IN_PARENTHESES.findall(text)
+    choices = _ANSWER_IS.findall(text) or _IN_PARENTHESES.findall(text) or _only(_AT_LINE_START.findall(text))
     return choices[-1].upper() if choices else None
+
+
+def _only(letters: list[str]) -> list[str]:
+    return letters if len(set(letters)) == 1 else []
 
 
 def unusable(reward: str, answer: Answer) -> str | None:
