@@ -6,8 +6,8 @@ or else the last number.
 Two answers are equal if they have the same value in any notation (see `rllm_workflows.math_expressions`): integers,
 decimals, fractions, percentages, mixed numbers, powers of ten, millions, roots, simple expressions. Lists and sets are
 compared in any order, points and intervals part by part, including brackets. Words, relations and other answers
-without a value are compared as text, ignoring spaces, fonts and case; more than three letters in a row are a word, not a
-product. Letters such as ``A`` may differ in case. Nothing is rounded: a third is not 0.333.
+without a value are compared as text, ignoring spaces, fonts and case; more than three letters in a row are a word, not
+a product. Letters such as ``A`` may differ in case. Nothing is rounded: a third is not 0.333.
 """
 
 from __future__ import annotations
