@@ -93,6 +93,11 @@ def reward_functions() -> list[RewardFunctionProvider]:
             summary="1 if the last numbers in text and answer are equal.",
         ),
         RewardFunctionProvider(
+            name="math",
+            load="rllm_workflows.rewards:math",
+            summary="1 if the final answer of the text has the answer's value, in any notation.",
+        ),
+        RewardFunctionProvider(
             name="multiple_choice",
             load="rllm_workflows.rewards:multiple_choice",
             summary="1 if the text chooses the answer's letter.",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from rllm_core.types import Task
+from rllm_workflows.math_answers import extract, same, stated
 
 RIGHT, WRONG = 1.0, 0.0
 
@@ -22,7 +23,7 @@ Answer = str | int | float | Sequence[str]
 # At most 40 digits on either side of the point: no answer needs more, and long numbers take time to compute.
 _NUMBER = re.compile(
     r"(?<![0-9])(?<![0-9]\.)[-\u2212]?\$?(?:[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?|(?<!\.)\.[0-9]{1,40})"
-    r"(?:[eE][+-]?[0-9]{1,2}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]{1,40}(?![0-9.]))?"
+    r"(?:[eE][+-]?[0-9]{1,2}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]{1,40}(?!\.?[0-9]))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s?\{\s?(-?[0-9]{1,40})\s?\}\s?\{\s?([0-9]{1,40})\s?\}")
 _LATEX_COMMA = re.compile(r"(?:\{,\}|\\[,!])(?=[0-9]{3})")
@@ -63,6 +64,15 @@ def numeric(task: Task, text: str) -> float:
     """
     given = last_number(text)
     return RIGHT if given is not None and given in map(last_number, _answers(task)) else WRONG
+
+
+def math(task: Task, text: str) -> float:
+    """Returns 1 if the final answer of the text has the same value as the answer; else 0.
+
+    `rllm_workflows.math_answers` finds the final answer and compares it, as in workflow ``math`` without ``symbolic``.
+    """
+    given = extract(text)
+    return RIGHT if given and any(same(given, stated(answer)) for answer in _answers(task)) else WRONG
 
 
 def multiple_choice(task: Task, text: str) -> float:
@@ -117,6 +127,7 @@ def unusable(reward: str, answer: Answer) -> str | None:
     """
     needs: dict[str, tuple[Callable[[str], object], str]] = {
         "numeric": (last_number, "a number"),
+        "math": (stated, "an answer"),
         "multiple_choice": (chosen_letter, "a letter"),
         "contains": (_words, "a word"),
         "f1": (_plain_words, "a word"),
@@ -124,7 +135,7 @@ def unusable(reward: str, answer: Answer) -> str | None:
     if reward not in needs:
         return None
     read, wanted = needs[reward]
-    without = [text for text in _texts(answer) if read(text) in (None, [])]
+    without = [text for text in _texts(answer) if read(text) in (None, [], "")]
     return f"{without[0]!r:.60} does not contain {wanted}" if without else None
 
 

@@ -222,6 +222,7 @@ def test_other_answers(one, other):
         ("it costs $1,234.50 now", "$1,234.50"),
         ("about 50% of them", "50%"),
         ("that is 3/4, I think", "3/4"),
+        ("that is 3/4.", "3/4"),
         (r"that is $\frac{3}{4}$", r"\frac{3}{4}"),
         ("1, 2, 3", "3"),
         ("5-3=2", "2"),
