@@ -31,10 +31,14 @@ _NUMBERS = re.compile(
     r"[-\u2212]?\\[dtc]?frac\s?\{[^{}]{1,100}\}\s?\{[^{}]{1,100}\}|(?<![\w.])[-\u2212]?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]{1,3}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]+(?!\.?[0-9]))?(?:\s?\\?%)?"
 )
+LATEX_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\!|\\,)(?=[0-9]{3})")
 _REPLACED = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\{,\}"), "\N{FULLWIDTH COMMA}"),  # Always a thousands separator, never a list separator.
+    # Fullwidth commas always separate thousands, never the parts of a list.
+    (re.compile(r"\{,\}|,\\!\s?"), "\N{FULLWIDTH COMMA}"),
+    (re.compile(r"(?<=[0-9])(?:\\[,!;: ]|[~\xa0\u2009\u202f])(?=[0-9]{3}(?![0-9]))"), "\N{FULLWIDTH COMMA}"),
+    (re.compile(r"(?<=[0-9]) (?=[0-9]{3}(?![0-9]|\s*/))"), "\N{FULLWIDTH COMMA}"),
     (re.compile(r"(?<!\\)\\[()\[\]]|\$|£|€|\\\$"), ""),
     (re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),  # Two backslashes end a row of a matrix.
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°"), ""),
@@ -80,7 +84,7 @@ def extract(text: str) -> str | None:
             return content.strip()
     if hashes := _AFTER_HASHES.findall(text):
         return str(hashes[-1]).strip() or None
-    numbers = _NUMBERS.findall(text)
+    numbers = _NUMBERS.findall(LATEX_COMMA.sub(",", text))
     return str(numbers[-1]).strip() if numbers else None
 
 
@@ -195,8 +199,8 @@ def _without_common_name(parts: list[str]) -> list[str]:
 
 
 def _ungrouped(answer: str) -> str:
-    """Removes commas that group digits; inside brackets, a comma separates parts."""
-    if any(bracket in answer for bracket in "([{"):
+    """Removes commas that group digits; in points, intervals and sets, a comma separates parts."""
+    if any(bracket in answer for bracket in ("(", "[", r"\{")) or answer.startswith("{"):
         return answer
     return _GROUPED.sub(lambda found: found[0].replace(",", ""), answer)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from rllm_core.types import Task
-from rllm_workflows.math_answers import extract, same, stated
+from rllm_workflows.math_answers import LATEX_COMMA, extract, same, stated
 
 RIGHT, WRONG = 1.0, 0.0
 
@@ -26,7 +26,6 @@ _NUMBER = re.compile(
     r"(?:[eE][+-]?[0-9]{1,2}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]{1,40}(?!\.?[0-9]))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s?\{\s?(-?[0-9]{1,40})\s?\}\s?\{\s?([0-9]{1,40})\s?\}")
-_LATEX_COMMA = re.compile(r"(?:\{,\}|\\[,!])(?=[0-9]{3})")
 _BOXED = re.compile(r"\\f?box(?:ed)?(?=\s?\{)")
 _MARKUP = re.compile(r"[*`$]|\\[()\[\]]|\\(?:text|textbf|mathbf|mathrm)(?=\s?\{)")
 _LETTER_ALONE = re.compile(r"[({\[]{0,2}([A-Za-z])[)}\].:]{0,3}")
@@ -96,7 +95,7 @@ def f1(task: Task, text: str) -> float:
 
 def last_number(text: str) -> Fraction | None:
     """Returns the last number in a text, or None if there is none or it divides by zero."""
-    found = _NUMBER.findall(_LATEX_COMMA.sub(",", _LATEX_FRACTION.sub(r"\1/\2", text)))
+    found = _NUMBER.findall(LATEX_COMMA.sub(",", _LATEX_FRACTION.sub(r"\1/\2", text)))
     if not found:
         return None
     numerator, _, denominator = re.sub(r"[,$\s]", "", found[-1]).replace("\u2212", "-").partition("/")
