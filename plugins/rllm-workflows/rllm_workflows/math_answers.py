@@ -71,6 +71,7 @@ _NAME = (
     r"(?:_(?:\w|\{\w{1,8}\}))?(?:\s*\^\s*\{-1\})?(?:\s*\(\w{1,8}\))?"
 )
 _NAME_IS = re.compile(rf"^\s*{_NAME}\s*(?:=(?!.*[=<>])|\\in(?![A-Za-z]))")
+_CHOICE = re.compile(r"(?:\\[a-z]+\s*\{\s*)?\(([A-H])\)(?:\s*\}\s*|\s+)([^(^+*/=].*)")
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _MIXED = re.compile(r"^(-?)\s*([0-9]+)(?:\s*(\\frac.*)|\s+([0-9]+\s*/\s*[0-9]+))$")
 _OPENING, _CLOSING = "([{", ")]}"
@@ -101,13 +102,20 @@ def same(given: str, wanted: str) -> bool:
 
 
 def compare(given: str, wanted: str) -> bool | None:
-    """Returns whether two answers are equal, or None if one has no value and their texts differ."""
+    """Returns whether two answers are equal, or None if one has no value and their texts differ.
+
+    Of a choice with its text, ``(B) 12``, either may be wanted.
+    """
     if len(given) > MAX_CHARACTERS:
         return False
     given, wanted = _cleaned(given), _cleaned(wanted)
     if not given or not wanted:
         return False
-    return True if given == wanted else _compared(given, wanted, MAX_NESTING)
+    if given == wanted:
+        return True
+    if (choice := _CHOICE.fullmatch(given)) and any(_compared(one, wanted, MAX_NESTING) for one in choice.groups()):
+        return True
+    return _compared(given, wanted, MAX_NESTING)
 
 
 def is_plain(answer: str) -> bool:

@@ -209,6 +209,16 @@ def test_other_answers(one, other):
 
 
 @pytest.mark.parametrize(
+    "given", [r"\textbf{(B)}\ 12", r"\textbf{(B) }12", r"\text{(B)} 12 \text{ cm}", "(B) 12", "(B)~12"]
+)
+def test_of_a_choice_with_its_text_either_may_be_wanted(given):
+    assert all(same(given, wanted) for wanted in ("B", "12", r"\text{(B)}"))
+    assert not any(same(given, wanted) for wanted in ("A", "13", "12B+1"))
+    assert not same("(A)(B)", "A")
+    assert not same("(A)^2", "A")
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [
         (r"so \boxed{\frac{1}{2}}, not 3", r"\frac{1}{2}"),
