@@ -131,8 +131,10 @@ starter-model: $(VENV)/.installed
 	@$(VENV)/bin/python -m rllm_local.starter
 
 # Lanes wait for processes and deadlines for half of their time, so two run at once, from the longest on. Their
-# environments are set up before, one after another, and the browser, so that nobody waits an hour to hear that it lacks.
-test: lint $(TEST_ENVIRONMENTS:%=%/.installed) chromium
+# environments and the browser are set up before, so that nobody waits an hour to hear that one lacks; two at once, too,
+# because pip unpacks and compiles on one core.
+test: lint
+	@$(MAKE) --no-print-directory --jobs=2 $(TEST_ENVIRONMENTS:%=%/.installed) chromium
 	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) AT_ONCE=1 $(TEST_LANES)
 
 # Hundreds of processes import these sources, and would compile them where PYTHONDONTWRITEBYTECODE is set.
