@@ -5,17 +5,22 @@ verl pads sequences to rows ``(batch, tokens)`` with a mask; we concatenate them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rllm_verl import verl_api
+from rllm_verl.losses import VerlLoss
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.workers.config import FSDPActorConfig
+from verl_runs import run_config
 
 from rllm_core import providers
 from rllm_core.algorithms.advantages import Credit
@@ -198,6 +203,26 @@ def test_divergences(estimator: Any) -> None:
     assert kl_estimate(batch.current, batch.old, estimator) == pytest.approx(theirs.numpy(), abs=1e-9)
     mine = torch_kl_estimate(torch.from_numpy(batch.current), torch.from_numpy(batch.old), estimator)
     assert mine.numpy() == pytest.approx(theirs.numpy(), abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_divergences_far_from_the_reference_are_ours(
+    model: Path, monkeypatch: pytest.MonkeyPatch, estimator: Any
+) -> None:
+    """In the loss that a worker computes: verl bounds k3, so tokens that have moved far get no gradient."""
+    ppo_loss = verl_api.use("ppo_loss")
+    names = ppo_loss.__globals__
+    monkeypatch.setitem(names, "kl_penalty", names["kl_penalty"])
+    VerlLoss(run_config(model, "algorithm.loss=ppo_clip"), PluginManager.from_environment()).register()
+    current = torch.tensor([-9.0, -5.0, -1.0, -30.0]).requires_grad_()
+    reference = torch.tensor([-1.0, -1.0, -6.0, -2.0])
+    found = names["kl_penalty"](logprob=current, ref_logprob=reference, kl_penalty=estimator)
+    assert found.detach().numpy() == pytest.approx(kl_estimate(current.detach().numpy(), reference.numpy(), estimator))
+    found.sum().backward()
+    x = [8.0, 4.0, -5.0]
+    gradients = {"k1": [1.0] * 3, "k2": [-each for each in x], "k3": [1 - math.exp(each) for each in x]}
+    assert current.grad is not None
+    assert current.grad.numpy() == pytest.approx([*gradients[estimator], 0])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

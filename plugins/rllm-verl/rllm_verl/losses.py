@@ -84,7 +84,11 @@ class VerlLoss:
         return kl.coefficient > 0 and kl.place == "loss"
 
     def register(self) -> None:
-        """Registers the loss with verl, in the training process, unless verl has its own."""
+        """Registers the loss with verl, in the training process, unless verl has its own; replaces verl's divergence.
+
+        verl bounds k3 by 10, so tokens far from the reference get no gradient.
+        """
+        verl_api.replace("kl_penalty", _divergence)
         if self.mode.startswith(REGISTERED_PREFIX):
             verl_api.use("register_policy_loss")(self.mode)(self._masked_loss)
 
@@ -128,6 +132,13 @@ class VerlLoss:
             loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
         )
         return total, metrics
+
+
+def _divergence(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: Any) -> torch.Tensor:
+    """`kl_estimate` with verl's signature."""
+    from rllm_core.algorithms.torch_losses import kl_estimate
+
+    return kl_estimate(logprob, ref_logprob, kl_penalty)
 
 
 def _sequence_of_token(counts: torch.Tensor) -> torch.Tensor:

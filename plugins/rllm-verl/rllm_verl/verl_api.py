@@ -6,6 +6,7 @@ Names are imported on first use, because importing verl's workers takes many sec
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +44,7 @@ IMPORTS: dict[str, dict[str, str]] = {
         "get_hf_auto_model_class": "verl.utils.model",
         "get_non_tensor": "verl.utils.tensordict_utils:get",
         "get_seqlen_balanced_partitions": "verl.utils.seqlen_balancing",
+        "kl_penalty": "verl.workers.utils.losses",
         "left_right_2_no_padding": "verl.workers.utils.padding",
         "make_nd_compute_dataproto_dispatch_fn": "verl.single_controller.base.decorator",
         "no_padding_2_padding": "verl.workers.utils.padding",
@@ -138,6 +140,17 @@ def use(name: str) -> Any:
         raise ConfigError(
             f"verl {version} has no {module}.{attribute or name}, or it cannot be imported: {error}"
         ) from error
+
+
+def replace(name: str, function: Any) -> None:
+    """Replaces a function of verl in the module that ``IMPORTS`` names, where verl looks it up with every call.
+
+    Raises:
+        ConfigError: If verl lacks the name there.
+    """
+    use(name)
+    module = _places(installed_version())[name].partition(":")[0]
+    setattr(sys.modules[module], name, function)
 
 
 def _places(version: str) -> dict[str, str]:
