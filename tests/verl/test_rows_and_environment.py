@@ -43,12 +43,12 @@ def samples() -> list[TrainingSample]:
     return [sample(rng, prompt, *turns) for prompt, *turns in lengths]
 
 
-@pytest.mark.parametrize(("ranks", "multiple"), [(1, 1), (2, 1), (2, 3), (4, 1)])
+@pytest.mark.parametrize(("ranks", "mini_batches"), [(1, 1), (1, 5), (2, 1), (2, 3), (4, 1)])
 def test_rows_reach_verl_without_padding_and_come_back_in_order(
-    samples: list[TrainingSample], ranks: int, multiple: int
+    samples: list[TrainingSample], ranks: int, mini_batches: int
 ) -> None:
-    rows = lay_out(samples, ranks=ranks, multiple=multiple, max_tokens=64)
-    assert len(rows.tokens) % (ranks * multiple) == 0
+    rows = lay_out(samples, ranks=ranks, mini_batches=mini_batches, max_tokens=64)
+    assert len(rows.tokens) % (ranks * mini_batches) == 0
     data = rows.to_verl(NO_SETTINGS)
     sent = [tokens.numpy() for tokens in data["input_ids"].unbind()]
     for each, row in zip(samples, rows.row_of_sample, strict=True):
@@ -66,7 +66,7 @@ def test_rows_reach_verl_without_padding_and_come_back_in_order(
 
 
 def test_ranks_get_about_as_many_tokens_each(samples: list[TrainingSample]) -> None:
-    tokens = np.array(lay_out(samples, ranks=2, multiple=1, max_tokens=64).tokens)
+    tokens = np.array(lay_out(samples, ranks=2, mini_batches=1, max_tokens=64).tokens)
     as_given = np.array([*(each.turn_spans[-1][1] for each in samples), 2])
     first, second = tokens.reshape(2, -1).sum(1)
     assert abs(first - second) <= 4

@@ -208,13 +208,12 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         algorithm, optimizer = self.config.algorithm, self.config.optimizer
         learning_rate = optimizer.learning_rate_at(step.step, step.total_steps)
         entropy_coefficient = algorithm.entropy_coefficient_at(step.step, step.total_steps)
-        update = self.verl.mini_batches
         data = rows.to_verl(
             {
                 "temperature": self.config.rollout.temperature,
                 "calculate_entropy": entropy_coefficient > 0,
-                "global_batch_size": aggregation_of(self.config).denominator(step) / update,
-                "mini_batch_size": len(rows.tokens) // update,
+                "global_batch_size": aggregation_of(self.config).denominator(step) / rows.mini_batches,
+                "mini_batch_size": len(rows.tokens) // rows.mini_batches,
                 "epochs": 1,
                 "seed": self.config.training.seed,
                 "dataloader_kwargs": {"shuffle": False},
@@ -270,7 +269,7 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         return lay_out(
             samples,
             ranks=verl.data_parallel,
-            multiple=verl.mini_batches,
+            mini_batches=verl.mini_batches,
             max_tokens=verl.max_tokens_per_device * verl.sequence_parallel,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,11 +46,13 @@ class Rows:
         samples: Training samples, in the given order.
         row_of_sample: ``(samples,)`` row index of each sample.
         tensors: Arrays ``(rows, ...)``, under verl's names.
+        mini_batches: Number of mini-batches, each with a sample.
     """
 
     samples: Sequence[TrainingSample]
     row_of_sample: npt.NDArray[np.int64]
     tensors: dict[str, npt.NDArray[Any]]
+    mini_batches: int
 
     @property
     def tokens(self) -> list[int]:
@@ -72,13 +75,13 @@ class Rows:
         return [array[row][mask[row]] for row in self.row_of_sample]
 
 
-def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max_tokens: int) -> Rows:
+def lay_out(samples: Sequence[TrainingSample], *, ranks: int, mini_batches: int, max_tokens: int) -> Rows:
     """Lays out ``samples`` as rows.
 
     Args:
         samples: Training samples, at least one.
         ranks: Number of trainers with different rows; each gets equally many rows, and about equally many tokens.
-        multiple: Divisor of each rank's number of rows.
+        mini_batches: Number of mini-batches, into which each rank's rows are split equally; with few samples, fewer.
         max_tokens: Maximum tokens in one row.
 
     Raises:
@@ -91,8 +94,10 @@ def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max
             f"a training sample has {longest} tokens, and verl.max_tokens_per_device = {max_tokens} is the limit of "
             "one device: raise it, or lower rollout.max_response_tokens"
         )
-    count = -(-len(samples) // (ranks * multiple)) * ranks * multiple
+    mini_batches = min(mini_batches, -(-len(samples) // ranks))
+    count = -(-len(samples) // (ranks * mini_batches)) * ranks * mini_batches
     order = _balanced(tokens + [FILLING_TOKENS] * (count - len(samples)), ranks)
+    order = np.concatenate([_spread(part, len(samples), mini_batches) for part in np.split(order, ranks)])
     row_of_sample = np.argsort(order)[: len(samples)]
     prompts = max(sample.prompt_tokens for sample in samples)
     responses = max(1, *(end - sample.prompt_tokens for end, sample in zip(tokens, samples, strict=True)))
@@ -101,7 +106,7 @@ def lay_out(samples: Sequence[TrainingSample], *, ranks: int, multiple: int, max
         rows.fill(row, sample)
     for row in np.sort(order.argsort()[len(samples) :]):
         rows.fill_up(row)
-    return Rows(samples, row_of_sample, rows.named(samples))
+    return Rows(samples, row_of_sample, rows.named(samples), mini_batches)
 
 
 def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
@@ -110,6 +115,13 @@ def _balanced(tokens: list[int], ranks: int) -> npt.NDArray[np.int64]:
         return np.arange(len(tokens))
     parts = verl_api.use("get_seqlen_balanced_partitions")(tokens, k_partitions=ranks, equal_size=True)
     return np.concatenate([np.sort(np.array(part, np.int64)) for part in parts])
+
+
+def _spread(part: npt.NDArray[np.int64], samples: int, mini_batches: int) -> npt.NDArray[np.int64]:
+    """Returns one rank's rows with the filler rows spread over the mini-batches: one of fillers only has no mean."""
+    size, fillers = len(part) // mini_batches, iter(part[part >= samples])
+    chunks = np.array_split(part[part < samples], mini_batches)
+    return np.concatenate([[*chunk, *islice(fillers, size - len(chunk))] for chunk in chunks]).astype(np.int64)
 
 
 class _Arrays:

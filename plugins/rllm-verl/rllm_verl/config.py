@@ -86,7 +86,8 @@ class VerlConfig(Section):
         int,
         Field(
             ge=1,
-            description="Mini-batches per optimizer step, equal in size; verl updates the weights after each. "
+            description="Mini-batches per optimizer step, equal in size; verl updates the weights after each. A step "
+            "whose trainers have fewer samples has fewer. "
             "Above 1, ratios change within a step, even with old_logprob = 'recompute'.",
         ),
     ] = 1
