@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from omegaconf import OmegaConf
 from rllm_verl import verl_api
 from rllm_verl.backend import VerlBackend
 from rllm_verl.settings import verl_config
@@ -312,7 +313,57 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ['verl.overrides={ "actor_rollout_ref.actor.optim.lr" = 0.1 }'],
         "verl.overrides.'actor_rollout_ref.actor.optim.lr': another setting of the run file controls this key",
     ),
+    "the same in a table": (
+        ['verl.overrides={ "actor_rollout_ref.actor.optim" = { clip_grad = 0.1 } }'],
+        "verl.overrides.'actor_rollout_ref.actor.optim.clip_grad': another setting of the run file controls this key",
+    ),
+    "a table with a key that does not exist": (
+        ['verl.overrides={ "actor_rollout_ref.actor.optim" = { clip = 0.1 } }'],
+        "verl.overrides.'actor_rollout_ref.actor.optim.clip': verl's configuration has no such key",
+    ),
 }
+# Keys of verl's, with a part of the error.
+CONTROLLED, UNREAD = "another setting of the run file controls this key", "has no effect"
+NOT_TAKEN = {
+    "actor_rollout_ref.actor.clip_ratio_high": CONTROLLED,
+    "actor_rollout_ref.actor.data_loader_seed": UNREAD,
+    "actor_rollout_ref.actor.grad_clip": CONTROLLED,
+    "actor_rollout_ref.actor.kl_loss_coef": f"{CONTROLLED}; set algorithm.kl.coefficient instead",
+    "actor_rollout_ref.actor.optim.betas": CONTROLLED,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": f"{UNREAD}, because backend 'verl' uses verl's workers",
+    "actor_rollout_ref.actor.optim.weight_decay": CONTROLLED,
+    "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": UNREAD,
+    "actor_rollout_ref.actor.ppo_epochs": UNREAD,
+    "actor_rollout_ref.model.lora.rank": CONTROLLED,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": f"{CONTROLLED}; set verl.server_memory_share instead",
+    "actor_rollout_ref.rollout.max_num_seqs": CONTROLLED,
+    "actor_rollout_ref.rollout.top_p": UNREAD,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": UNREAD,
+    "algorithm.adv_estimator": UNREAD,
+    "critic.optim.lr": UNREAD,
+    "data.train_batch_size": UNREAD,
+    "trainer.total_epochs": UNREAD,
+}
+TAKEN = (
+    "actor_rollout_ref.actor.fsdp_config.forward_prefetch",
+    "actor_rollout_ref.actor.use_torch_compile",
+    "actor_rollout_ref.rollout.enable_prefix_caching",
+)
+
+
+@pytest.mark.parametrize("key", NOT_TAKEN)
+def test_a_setting_of_verls_without_effect_is_refused(key: str, sort: Path, plugins: PluginManager) -> None:
+    config = load_run_config(str(sort), plugins, overrides=[f'verl.overrides={{ "{key}" = 1 }}'])
+    with pytest.raises(ConfigError, match=re.escape(NOT_TAKEN[key])):
+        assemble(config, plugins)
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_other_settings_of_verls_are_taken(key: str, sort: Path, plugins: PluginManager) -> None:
+    overrides = [f'verl.overrides={{ "{key}" = true }}']
+    backend = assemble(load_run_config(str(sort), plugins, overrides=overrides), plugins).backend
+    assert isinstance(backend, VerlBackend)
+    assert OmegaConf.select(backend._configuration, key) is True
 
 
 @pytest.mark.parametrize("name", REFUSED)

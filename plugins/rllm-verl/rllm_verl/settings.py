@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm_core.config import ConfigError, RunConfig
 from rllm_core.model_files import CONFIG_FILE, read_model_file
+from rllm_core.run_file import foreign_keys, leaf_keys
 from rllm_core.text import one_line
 from rllm_verl import verl_api
 from rllm_verl.config import VerlConfig
@@ -18,42 +20,23 @@ from rllm_verl.losses import VerlLoss
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Keys that other settings of the run file control; verl.overrides must not repeat them.
-OWNED = (
-    "actor_rollout_ref.actor.fsdp_config.strategy",
-    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.megatron.dtype",
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "actor_rollout_ref.actor.loss_agg_mode",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.strategy",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.hybrid_engine",
-    "actor_rollout_ref.model.lora",
-    "actor_rollout_ref.model.lora.merge",
-    "actor_rollout_ref.model.lora.rank",
-    "actor_rollout_ref.model.lora_adapter_path",
-    "actor_rollout_ref.model.lora_alpha",
-    "actor_rollout_ref.model.lora_rank",
-    "actor_rollout_ref.model.override_config.attn_implementation",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.target_modules",
-    "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.ref.strategy",
-    "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.rollout.dtype",
-    "actor_rollout_ref.rollout.free_cache_engine",
-    "actor_rollout_ref.rollout.logprobs_mode",
-    "actor_rollout_ref.rollout.max_model_len",
-    "actor_rollout_ref.rollout.n_gpus_per_node",
-    "actor_rollout_ref.rollout.name",
-    "actor_rollout_ref.rollout.nnodes",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+WORKERS = "actor_rollout_ref"  # section that verl's workers and servers read
+# Below WORKERS: what `_tables` sets without a setting of the run file, so that verl.overrides may change it.
+OVERRIDABLE = re.compile(
+    r"actor\.entropy_from_logits_with_chunking|(actor|ref)\.(fsdp_config\.)?use_torch_compile|\w+\.log_prob_max_\w+"
+    r"|(actor|ref)\.fsdp_config\.(use_no_sync_for_gradient_accumulation|mixed_precision\.(buffer|reduce)_dtype)"
+)
+# What a setting of the run file controls, but `_tables` does not always have.
+OWNED = re.compile(
+    r"actor\.(clip_ratio\w*|grad_clip|optim\.grad_clip|megatron\.dtype)|model\.(lora\w*|target_modules)(\..*)?"
+)
+# What nothing reads, because it is for verl's trainer, its agent loop, or its own schedule of the learning rate.
+UNREAD = re.compile(
+    r"actor\.(calculate_entropy|data_loader_seed|ppo_epochs|ppo_micro_batch_size\w*|rollout_n|tau_\w+)"
+    r"|actor\.optim\.(lr_\w+|min_lr_ratio|num_cycles|warmup_style|zero_indexed_step)"
+    r"|ref\.(log_prob_micro_batch_size\w*|rollout_n)"
+    r"|rollout\.(do_sample|log_prob_micro_batch_size\w*|over_sample_rate|prompt_length|response_length|top_[kp])"
+    r"|(actor\.policy_loss|rollout\.(agent|multi_turn|trace|val_kwargs))(\..*)?"
 )
 # Keys that would break an assumption of this backend, with the reason.
 REFUSED = {
@@ -87,10 +70,12 @@ def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
     with initialize_config_module(verl_api.CONFIG_MODULE, version_base=None):
         base = compose(verl_api.CONFIG_NAME, overrides=engine)
     OmegaConf.set_struct(base, False)
-    merged = OmegaConf.merge(base, _tables(config, settings, loss))
+    tables = _tables(config, settings, loss)
+    merged = OmegaConf.merge(base, tables)
     assert isinstance(merged, DictConfig)
+    owned = {*leaf_keys(tables[WORKERS])}
     for key, value in settings.overrides.items():
-        _override(merged, key, value)
+        _override(merged, key, value, owned)
     try:
         OmegaConf.resolve(merged)
     except OmegaConfBaseException as error:
@@ -98,22 +83,38 @@ def verl_config(config: RunConfig, loss: VerlLoss) -> DictConfig:
     return merged
 
 
-def _override(merged: DictConfig, key: str, value: Any) -> None:
+def _override(merged: DictConfig, key: str, value: Any, owned: Set[str]) -> None:
     from omegaconf import DictConfig, OmegaConf
 
-    if key in REFUSED:
-        raise ConfigError(f"verl.overrides.{key!r} cannot be set with backend 'verl': {REFUSED[key]}; remove it")
-    if key in OWNED:
-        raise ConfigError(f"verl.overrides.{key!r}: another setting of the run file controls this key; remove it here")
-    parent = key.rpartition(".")[0]
+    parent, _, name = key.rpartition(".")
     siblings = OmegaConf.select(merged, parent) if parent else merged
-    name = key.rpartition(".")[2]
     if not isinstance(siblings, DictConfig) or (name not in siblings and not _takes_any(parent)):
         names = [str(sibling) for sibling in siblings] if isinstance(siblings, DictConfig) else []
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {f'{parent}.{near[0]}'!r}?" if near else ""
         raise ConfigError(f"verl.overrides.{key!r}: verl's configuration has no such key{hint}")
-    OmegaConf.update(merged, key, value, merge=True)
+    _check_override(key, owned)
+    if isinstance(value, dict) and value and not _takes_any(parent):
+        for child, content in value.items():
+            _override(merged, f"{key}.{child}", content, owned)
+    else:
+        OmegaConf.update(merged, key, value, merge=True)
+
+
+def _check_override(key: str, owned: Set[str]) -> None:
+    """Checks that a key of verl's has an effect, and that no setting of the run file controls it."""
+    if key in REFUSED:
+        raise ConfigError(f"verl.overrides.{key!r} cannot be set with backend 'verl': {REFUSED[key]}; remove it")
+    section, _, inner = key.partition(".")
+    use = foreign_keys().get(key.rpartition(".")[2], {}).get("use")
+    advice = f"set {' and '.join(use)} instead" if use else "remove it here"
+    if OWNED.fullmatch(inner) or (inner in owned and not OVERRIDABLE.fullmatch(inner)):
+        raise ConfigError(f"verl.overrides.{key!r}: another setting of the run file controls this key; {advice}")
+    if section != WORKERS or UNREAD.fullmatch(inner):
+        raise ConfigError(
+            f"verl.overrides.{key!r} has no effect, because backend 'verl' uses verl's workers and servers, but not "
+            f"its trainer; {advice}"
+        )
 
 
 def _takes_any(parent: str) -> bool:
