@@ -41,6 +41,7 @@ from rllm_local.memory import advice
 from rllm_local.model import (
     TorchSettings,
     autocast_dtype,
+    check_adapters,
     device_of,
     load_model,
     make_decoder,
@@ -125,6 +126,7 @@ class LocalBackend(BackendProtocol[LocalBatch]):
         if Path(path).is_dir():
             if not (Path(path) / "config.json").is_file():
                 raise ConfigError(f"model.path = {path!r} is not a model folder: it has no config.json")
+            check_adapters(path, self.local)
             return []
         if HUB_NAME.fullmatch(path):
             return [f"model.path = {path!r}: no such folder, so it is downloaded as a Hugging Face model ID"]

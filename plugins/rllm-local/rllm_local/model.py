@@ -154,6 +154,8 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
     """Adds adapters to the model's linear layers and freezes everything else."""
     from peft import LoraConfig, TaskType
 
+    _check_targets(model, lora)
+
     targets: Any = list(lora.target_modules) or "all-linear"
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     special = [name for name, module in linear if not _computes_a_product(module)]
@@ -175,6 +177,38 @@ def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
         raise ConfigError(f"local.lora: {str(error).splitlines()[0]}") from error
     for adapter in trained_parameters(model).values():  # they get the precision of the frozen weights
         adapter.data = adapter.data.float()
+
+
+def check_adapters(path: str | Path, config: LocalConfig) -> None:
+    """Checks the names of the layers that get adapters, without loading the model's weights.
+
+    Raises:
+        ConfigError: If the model has no such layer.
+    """
+    if config.lora is None or not config.lora.target_modules:
+        return
+    try:
+        described = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
+        auto_class: Any = AutoModelForImageTextToText if reads_images(described) else AutoModelForCausalLM
+        with torch.device("meta"):
+            model = auto_class.from_config(described, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError):
+        return  # loading the model says what is wrong with it
+    _check_targets(model, config.lora)
+
+
+def _check_targets(model: torch.nn.Module, lora: LoRAConfig) -> None:
+    """Rejects names without a layer, which peft ignores if another name has one."""
+    layers = dict(model.named_modules())
+    if any(name.endswith(".experts") for name in layers):
+        return  # peft knows the layers of stacked experts by other names
+    unknown = [each for each in lora.target_modules if not any(f".{name}".endswith(f".{each}") for name in layers)]
+    if unknown:
+        linear = {name.rpartition(".")[2] for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+        raise ConfigError(
+            f"local.lora.target_modules: the model has no layer {', '.join(map(repr, unknown))}; its linear layers "
+            f"are {', '.join(sorted(linear))}"
+        )
 
 
 @torch.no_grad()

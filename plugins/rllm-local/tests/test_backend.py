@@ -18,6 +18,7 @@ from rllm_local.backend import LocalBackend
 from rllm_local.config import LocalConfig, LoRAConfig
 from rllm_local.engine import LocalEngine
 from rllm_local.model import compute_dtype, load_model, runs_on_gpu
+from rllm_local.starter import starter_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm_core.backend import OptimizerStep, PolicyUpdate
@@ -386,11 +387,17 @@ async def test_a_folder_without_a_causal_model_is_one_line(run_config: Build, tm
     await backend.shutdown()
 
 
-async def test_lora_targets_that_do_not_exist(run_config: Build) -> None:
-    backend = local_backend(run_config(LocalConfig(device="cpu", lora=LoRAConfig(target_modules=("nothing",)))))
-    with pytest.raises(ConfigError, match=r"local\.lora: "):
+@pytest.mark.parametrize("targets", [("nothing",), ("q_proj", "v_porj")])
+async def test_lora_targets_that_do_not_exist(run_config: Build, targets: tuple[str, ...]) -> None:
+    """peft ignores them if another target exists."""
+    local = LocalConfig(device="cpu", lora=LoRAConfig(target_modules=targets))
+    backend = local_backend(run_config(local))
+    with pytest.raises(ConfigError, match=rf"local\.lora\.target_modules: the model has no layer '{targets[-1]}'; its"):
         await backend.init_rollout_engine(None)  # type: ignore[arg-type]
     await backend.shutdown()
+    planned = local_backend(run_config(local, model=ModelConfig(path=str(starter_model()))))
+    with pytest.raises(ConfigError, match="has no layer"):
+        planned.validate_config()
 
 
 def test_settings_and_promises_follow_the_device(run_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
