@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rllm_verl.cluster import Cluster
+from verl_runs import run_config
 
 FREES_OBJECTS_WHILE_IT_CLOSES = """
 import asyncio, sys, threading, time
@@ -114,3 +119,28 @@ def test_a_call_that_was_abandoned_ends_before_ray(model: Path) -> None:
     assert "the call: second died" in child.stdout, child.stderr[-2000:]
     assert child.stdout.endswith("closed: True\n"), child.stderr[-2000:]
     assert child.returncode == 0
+
+
+def test_the_error_of_a_call_that_a_signal_abandoned_is_not_printed(model: Path) -> None:
+    """Closing kills the workers, so the call fails when nobody waits for it any more."""
+    config = run_config(model)
+    cluster = Cluster(config, config.plugins["verl"])
+    printed: list[dict[str, Any]] = []
+
+    async def abandoned() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: printed.append(context))
+        call = loop.create_future()
+        waiting = asyncio.create_task(cluster.watched("starting the trainers", call))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        call.set_exception(RuntimeError("the actor was killed"))
+        await asyncio.sleep(0)
+        del call
+        gc.collect()
+
+    asyncio.run(abandoned())
+    cluster.close()
+    assert printed == []

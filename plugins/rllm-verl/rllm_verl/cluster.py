@@ -210,12 +210,13 @@ class Cluster:
         Raises:
             RunError: If a worker or an engine dies, or the call fails; the message starts with ``what``.
         """
+        # Without this, asyncio prints the error of a call that nobody waits for any more, such as after a signal.
+        call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         while True:
             done, _ = await asyncio.wait({call}, timeout=ALIVE_EVERY_SECONDS)
             if done:
                 break
             if dead := await asyncio.to_thread(self.dead):
-                call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
                 raise RunError(f"{what}: {', '.join(dead)} died; Ray's logs say why ({self.log_folder()})")
         try:
             return await call
