@@ -63,6 +63,8 @@ class CallParser(ByteParser):
             calls = [ParsedToolCall(name, arguments, json.dumps(arguments)) for name, arguments in said["calls"]]
             content, reasoning = said["content"], said["reasoning"]
         except (ValueError, TypeError, KeyError):
+            if plain.content.startswith("<think>"):  # reasoning that was cut off
+                return ParsedCompletion("", plain.content.removeprefix("<think>"), (), plain.termination, False)
             return plain
         complete = None if reasoning is None else True
         return ParsedCompletion(content, reasoning, tuple(calls), Termination.STOP, complete)

@@ -178,6 +178,13 @@ async def test_a_stop_sequence_is_named_and_cut_off(streams: bool) -> None:
     assert segments(trajectory.steps) == [[0, 1]]
 
 
+async def test_a_stop_sequence_in_the_reasoning_is_named() -> None:
+    policy = Policy(lambda prompt, seed: "<think>one two three")
+    async with agent(policy) as (_, ask):
+        answer = await ask([USER], stop_sequences=["two", "never"], thinking=THINK)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
+
+
 async def test_an_answer_that_is_cut_off_says_so() -> None:
     async with agent(Policy(lambda prompt, seed: "one two three")) as (_, ask):
         answer = await ask([USER], max_tokens=5, metadata={"user_id": "x"})

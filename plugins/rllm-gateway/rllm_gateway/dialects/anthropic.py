@@ -250,7 +250,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 def _end(call: ClientCall, answer: AnswerNode) -> tuple[str, str | None]:
     """Returns the reason why an answer ended, and its stop text."""
-    said = answer.step.text
+    said = f"{answer.reasoning or ''}\n{answer.step.text}"
     found = [(at, len(stop), stop) for stop in call.stop_texts if (at := said.find(stop)) >= 0]
     if found and not answer.calls:
         return "stop_sequence", min(found)[-1]
