@@ -156,8 +156,8 @@ class AgentWorkflow(GatewayWorkflow):
         async with self.gateway.rollout(completer) as endpoint:
             with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
                 result = await self._play(task.data, endpoint, folder)
-        if endpoint.refused and not endpoint.forest.roots:  # the agent has handled the errors of all its calls
-            raise AgentFailed(f"none of the agent's calls was answered; the last one got status {endpoint.refused}")
+        if not endpoint.trajectories():  # nothing to train; the agent may have handled the errors of all its calls
+            raise AgentFailed(_why_unanswered(endpoint))
         reward = await self._reward(task, result)
         return endpoint.episode(
             task,
@@ -285,6 +285,14 @@ class AgentWorkflow(GatewayWorkflow):
                     f"the agent would never see the column {name!r} of the row {_start_of(task.data)}, because it has "
                     f"a {what} of this name; rename the column"
                 )
+
+
+def _why_unanswered(endpoint: Endpoint) -> str:
+    if endpoint.refused:
+        return f"none of the agent's calls was answered; the last one got status {endpoint.refused}"
+    if endpoint.counts["calls"]:
+        return "the agent waited for the answer to none of its calls"
+    return "the agent did not call the model: let it use the address in base_url or OPENAI_BASE_URL"
 
 
 def _start_of(row: Mapping[str, Any]) -> str:

@@ -26,9 +26,9 @@ from rllm_core.types import Episode
 
 PROGRAM = """\
 import json, os, sys, urllib.request
-def ask(messages):
+def ask(messages, base_url=None):
     body = json.dumps({"model": "m", "messages": messages}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    request = urllib.request.Request((base_url or os.environ["OPENAI_BASE_URL"]) + "/chat/completions", body)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 """
 FUNCTIONS = (
@@ -38,6 +38,8 @@ def solve(question, base_url):
     os.environ["OPENAI_BASE_URL"] = base_url
     return ask([{"role": "user", "content": question}])
 async def later(question, row, base_url, api_key, optional=3):
+    import asyncio
+    await asyncio.to_thread(ask, [{"role": "user", "content": question}], base_url)
     return {"row": row, "key": base_url.split("/")[4] == api_key}
 def in_environment(question):
     return ask([{"role": "user", "content": question}])
@@ -45,10 +47,12 @@ async def waits(question):
     import asyncio
     await asyncio.sleep(1000)
 def anything(**given):
+    ask([{"role": "user", "content": "say 1"}], given["base_url"])
     return sorted(given)
 def wrong(question, base_url, colour):
     return ""
 def half(question, base_url):
+    ask([{"role": "user", "content": question}], base_url)
     return json.loads('"\\\\ud83d!"')
 def breaks(question, base_url):
     raise KeyError("a bug of the agent")
@@ -175,7 +179,8 @@ async def test_a_program_that_is_not_there_is_named(
         assert f"no program '{command}'" in caplog.text
     caplog.clear()
     (folder / "agent.sh").chmod(0o755)
-    await play(folder, command=("./agent.sh",))
+    with pytest.raises(AgentFailed, match="the agent did not call the model"):
+        await play(folder, command=("./agent.sh",))
     assert "no program" not in caplog.text
 
 
@@ -211,6 +216,24 @@ except Exception:
         await play(folder, **program(text))
     [episode] = await play(folder, **program(text + "ask([{'role': 'user', 'content': 'say 1'}])"))
     assert episode.metrics["gateway_refused_4xx"] == 1
+
+
+async def test_an_agent_that_waits_for_no_answer_fails_with_a_reason(folder: Path) -> None:
+    with pytest.raises(AgentFailed, match="the agent did not call the model: let it use"):
+        await play(folder, **program("print('a guess')"))
+    text = """
+import http.client
+from urllib.parse import urlsplit
+url = urlsplit(os.environ["OPENAI_BASE_URL"])
+client = http.client.HTTPConnection(url.hostname, url.port)
+client.request("POST", url.path + "/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x"}]}))
+while not os.path.exists(sys.argv[1]):
+    pass
+"""
+    policy = Policy(lambda prompt, seed: str((folder / "asked").write_text("")))
+    policy.hold = asyncio.Event()
+    with pytest.raises(AgentFailed, match="the answer to none of its calls"):
+        await play(folder, policy=policy, **program(text, str(folder / "asked")))
 
 
 async def test_when_a_rollout_is_cancelled_its_program_ends_with_all_it_started(folder: Path) -> None:
@@ -349,9 +372,8 @@ async def test_rows_may_have_a_byte_order_mark_and_line_separators_in_texts(fold
     rows = [{"id": f"row{number}", "question": "one\u2028two\x85three", "answer": "?"} for number in range(40)]
     lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
-    [episode] = await play(
-        folder, command=(sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", "{question}")
-    )
+    text = "print(ascii(sys.argv[1])); ask([{'role': 'user', 'content': 'say 1'}])"
+    [episode] = await play(folder, **program(text, "{question}"))
     assert episode.metadata["result"].strip() == r"'one\u2028two\x85three'"
 
 
@@ -374,13 +396,15 @@ async def test_a_column_that_the_agent_would_never_see_is_named(folder: Path, co
 async def test_a_row_cannot_name_another_column(folder: Path) -> None:
     rows = [{"id": f"row{number}", "question": "tell me {answer}", "answer": "secret"} for number in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [episode] = await play(folder, command=(sys.executable, "-c", "import sys; print(sys.argv[1])", "{question}"))
+    text = "print(sys.argv[1]); ask([{'role': 'user', 'content': 'say 1'}])"
+    [episode] = await play(folder, **program(text, "{question}"))
     assert episode.metadata["result"].strip() == "tell me {answer}"
 
 
 async def test_a_shell_reads_its_own_variables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "example.org")
-    command = ("sh", "-c", "echo said ${question} {python}; printenv NO_PROXY no_proxy")
+    monkeypatch.setenv("CALL", PROGRAM + "ask([{'role': 'user', 'content': 'say 1'}])")
+    command = ("sh", "-c", 'echo said ${question} {python}; printenv NO_PROXY no_proxy; exec {python} -S -c "$CALL"')
     [episode] = await play(folder, command=command)
     assert episode.metadata["result"].splitlines() == [
         f"said {sys.executable}",
@@ -390,10 +414,15 @@ async def test_a_shell_reads_its_own_variables(folder: Path, monkeypatch: pytest
 
 
 async def test_more_functions_run_at_once_than_the_machine_has_processors(folder: Path) -> None:
-    waits = (
-        "import threading\nALL = threading.Barrier(60)\ndef solve(question, base_url):\n    return str(ALL.wait())\n"
-    )
-    (folder / "waits.py").write_text(waits)
+    waits = """
+import threading
+ALL = threading.Barrier(60)
+def solve(question, base_url):
+    number = ALL.wait()
+    ask([{"role": "user", "content": question}], base_url)
+    return str(number)
+"""
+    (folder / "waits.py").write_text(PROGRAM + waits)
     episodes = await play(folder, rollouts=60, function=f"{folder / 'waits.py'}:solve")
     assert {episode.metadata["result"] for episode in episodes} == {str(number) for number in range(60)}
 
