@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from rllm_core.engine import Completer, EngineBusy, Terminated
+from rllm_core.errors import UserError
 from rllm_core.scope import RolloutEnded
 from rllm_core.types import Episode, FinishReason, MessageView, Step, Task, TerminationReason, Trajectory
 from rllm_gateway.bodies import Bodies
@@ -230,7 +231,7 @@ class Endpoint:
                 self.forest.release(said, number)
             if not isinstance(error, Exception):
                 raise
-            raise self._refusal(error) from error
+            raise self._refusal(error, messages) from error
         return [self._added(call, step, before, spelled) for step, spelled in zip(steps, tokens, strict=True)]
 
     async def count(self, call: ClientCall) -> int:
@@ -246,7 +247,7 @@ class Endpoint:
         try:
             return await fork.count_prompt_tokens(prompt, tools=self._tools(call, place.before))
         except Exception as error:
-            raise self._refusal(error) from error
+            raise self._refusal(error, prompt) from error
 
     def _prompt(self, place: ForestPlace) -> MessageView:
         prompt = place.prompt(hide_system=self._options.hide_system)
@@ -260,13 +261,13 @@ class Endpoint:
 
     def _placed(self, call: ClientCall) -> ForestPlace:
         if call.after is None:
-            return self.forest.place(call.history)
+            return self.forest.place(call.history, call.model)
         try:
             before = self.forest[call.after]
         except KeyError:
             raise BadRequest(f"no answer {call.after!r} was given in this rollout") from None
         call.history = _with_instructions(before.history, call.instructions).extended(call.history.since(0))
-        return self.forest.place(call.history, named=before)
+        return self.forest.place(call.history, call.model, named=before)
 
     def _added(self, call: ClientCall, step: Step, before: AnswerNode | None, tokens: Sequence[bytes]) -> AnswerNode:
         text = up_to_stop_text(step.text, call.stop_texts)
@@ -277,13 +278,15 @@ class Endpoint:
         self.forest.add(answer)
         return answer
 
-    def _refusal(self, error: Exception) -> CallRefused:
+    def _refusal(self, error: Exception, messages: Sequence[Mapping[str, Any]]) -> CallRefused:
         """Returns the error for the client, and keeps errors that the agent cannot have caused."""
         if isinstance(error, Terminated) and error.reason is TerminationReason.MAX_PROMPT_TOKENS:
             self._too_long = error  # the agent may shorten its history and continue
             return TooLong(str(error))
         if isinstance(error, RolloutEnded):
             return Forbidden("the rollout is over", code="rollout_ended")
+        if isinstance(error, UserError) and any(not isinstance(one.get("content") or "", str) for one in messages):
+            return BadRequest(str(error))  # for a model of text only; the agent may go on without the image
         self.failure = self.failure or error
         if isinstance(error, EngineBusy):
             return Busy(str(error))

@@ -41,34 +41,20 @@ class Forest:
         self._by_id[answer.id] = answer
         (self.roots if answer.before is None else answer.before.after).append(answer)
 
-    def place(self, history: History, *, named: AnswerNode | None = None) -> ForestPlace:
+    def place(self, history: History, model: str, *, named: AnswerNode | None = None) -> ForestPlace:
         """Finds the answer that a conversation continues from.
 
         Args:
             history: The whole conversation.
+            model: Name of the model that the client asks for, to choose between equal answers.
             named: Answer that the client names, to choose between equal ones.
         """
         for length, message, digest in history.backwards():
             if message["role"] == "assistant" and (candidates := self._by_said.get(digest)):
-                answer = named if named in candidates else self._chosen(candidates, message)
+                answer = named if named in candidates else _chosen(candidates, message, model)
                 self.rewritten += is_rewritten(answer, message)
                 return ForestPlace(answer, history.since(length), message)
         return ForestPlace(None, history.since(0))
-
-    @staticmethod
-    def _chosen(candidates: Sequence[AnswerNode], shown: Mapping[str, Any]) -> AnswerNode:
-        """Chooses among equal answers: by the call ids and reasoning that the client shows, then by successors."""
-        ids = [call["id"] for call in shown.get("tool_calls") or ()]
-        reasoning = shown.get("reasoning_content")
-
-        def differs(one: AnswerNode) -> tuple[bool, bool, int]:
-            return (
-                bool(ids) and [call["id"] for call in one.calls] != ids,
-                bool(reasoning) and one.reasoning != reasoning,
-                len(one.after),
-            )
-
-        return min(candidates, key=differs)
 
     def reserve(self, said: bytes) -> int:
         """Returns the lowest number that no equal call holds, whether answered or still running.
@@ -93,6 +79,22 @@ class Forest:
             if answer.is_delivered or answer.after:
                 yield answer
             waiting.extend(reversed(answer.after))
+
+
+def _chosen(candidates: Sequence[AnswerNode], shown: Mapping[str, Any], model: str) -> AnswerNode:
+    """Chooses among equal answers by the call ids and reasoning that the client shows, by model, then by successors."""
+    ids = [call["id"] for call in shown.get("tool_calls") or ()]
+    reasoning = shown.get("reasoning_content")
+
+    def differs(one: AnswerNode) -> tuple[bool, bool, bool, int]:
+        return (
+            bool(ids) and [call["id"] for call in one.calls] != ids,
+            bool(reasoning) and one.reasoning != reasoning,
+            one.model != model,
+            len(one.after),
+        )
+
+    return min(candidates, key=differs)
 
 
 def is_rewritten(answer: AnswerNode, shown: Mapping[str, Any]) -> bool:
@@ -120,7 +122,7 @@ class ForestPlace:
         """Returns the messages to sample from: those of ``before``, its own response, and the client's new ones.
 
         The client's copy of the policy's answer is never rendered. Tool results refer to the policy's own call ids,
-        whatever ids the client uses.
+        whatever ids the client uses, and come in the order of the calls, because many templates leave out the ids.
 
         Args:
             hide_system: Whether to leave out system messages that the client adds.
@@ -135,7 +137,10 @@ class ForestPlace:
             else message
             for message in new
         ]
-        return self.before.step.messages.extended([self.before.step.response, *added])
+        order = [call["id"] for call in self.before.calls]
+        end = next((at for at, one in enumerate(added) if one.get("tool_call_id") not in order), len(added))
+        results = sorted(added[:end], key=lambda one: order.index(one["tool_call_id"]))
+        return self.before.step.messages.extended([self.before.step.response, *results, *added[end:]])
 
 
 def _renamed(answer: AnswerNode, shown: Mapping[str, Any]) -> dict[str, str]:

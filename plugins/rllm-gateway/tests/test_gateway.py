@@ -14,6 +14,7 @@ from rllm_gateway import Gateway
 
 from rllm_core.algorithms.samples import segments
 from rllm_core.engine import EngineBusy, EngineError, Terminated, TITOCompleter
+from rllm_core.errors import ConfigError
 from rllm_core.types import Step
 
 USER = {"role": "user", "content": "what is 1+2, and 3+4?"}
@@ -143,6 +144,44 @@ async def test_the_client_that_shows_its_ids_goes_on_from_its_own_answer() -> No
         await client.ask([USER, ways[1], *results(ways[1])], tools=TOOLS)
         steps = steps_of(client)
         assert segments(steps) == [[0], [1, 2]]
+
+
+async def test_a_conversation_goes_on_from_the_answer_of_its_own_model() -> None:
+    async with rollout(Policy(lambda prompt, seed: "yes")) as client:
+        for model in ("planner", "writer"):
+            await client.ask([USER], model=model)
+        for model in ("writer", "planner"):
+            await client.ask([USER, {"role": "assistant", "content": "yes"}, MORE], model=model)
+        for tree in client.endpoint.forest.roots:
+            assert [one.model for one in tree.after] == [tree.model]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+async def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(swaps: bool) -> None:
+    """Many templates leave out the ids, so only the order tells the model which result is whose."""
+    policy = Policy(calling)
+    async with rollout(policy) as client:
+        messages: list[Any] = [USER, first := await client.ask([USER], tools=TOOLS)]
+        found = results(first)
+        messages += [*(found[::-1] if swaps else found), MORE]
+        messages += [await client.ask(messages, tools=TOOLS), USER]
+        await client.ask(messages, tools=TOOLS)
+        steps = steps_of(client)
+        shown = [one["content"] for one in steps[1].messages if one["role"] in ("tool", "user")]
+        assert shown == [USER["content"], "result 0", "result 1", "more"]
+        assert segments(steps) == [[0, 1, 2]]
+        check_exact(policy, client.endpoint)
+
+
+async def test_an_image_for_a_model_of_text_is_refused_and_the_agent_may_go_on() -> None:
+    refused = ConfigError("a message contains an image, but model 'm' takes text only")
+    policy = Policy(lambda prompt, seed: refused if "image_url" in prompt else "yes")
+    async with rollout(policy) as client:
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        looks = await client.post({"messages": [{"role": "user", "content": [picture]}]})
+        assert (looks.status, json.loads(looks.body)["error"]["message"]) == (400, str(refused))
+        await client.ask([USER])
+        check_exact(policy, client.endpoint)
 
 
 @pytest.mark.parametrize("shows", [True, False])
