@@ -171,6 +171,16 @@ async def test_a_rank_that_the_server_has_not_got(server, make_backend, parser) 
         await backend.init_rollout_engine(parser)
 
 
+async def test_a_model_that_the_server_does_not_serve(server, make_backend, parser) -> None:
+    """SkyRL's server would take the name and train its own model."""
+    backend = make_backend(server, "tinker.base_model=other/model")
+    try:
+        with pytest.raises(ConfigError, match=f"does not serve model 'other/model'; it serves '{server.model}'"):
+            await backend.init_rollout_engine(parser)
+    finally:
+        await backend.shutdown()
+
+
 async def test_nobody_listens(server, make_backend, parser) -> None:
     backend = make_backend(server, "tinker.base_url=http://127.0.0.1:9")
     with pytest.raises(RunError, match=r"nothing answers at tinker.base_url = 'http://127.0.0.1:9'.*check the address"):

@@ -130,20 +130,21 @@ class Connection:
 
         Raises:
             Lost: If the server does not respond.
+            ConfigError: If the user's own server does not serve the model.
         """
         service = sdk.service_client(self.settings.base_url, self.settings.key)
         capabilities = await self.made(
             "asking for the server's models", sdk.capabilities, service, self.settings.base_url, self.settings.key
         )
         self._service = service
-        self.max_model_tokens = next(
-            (
-                getattr(model, "max_context_length", None)
-                for model in capabilities.supported_models
-                if model.model_name == self.settings.base_model
-            ),
-            None,
-        )
+        served = {model.model_name: model for model in capabilities.supported_models}
+        model = served.get(self.settings.base_model)
+        if model is None and served and self.settings.base_url:  # SkyRL's server would train its own model instead
+            raise ConfigError(
+                f"{self.settings.label} does not serve model {self.settings.base_model!r}; it serves "
+                f"{', '.join(map(repr, served))}: set tinker.base_model to that name, and model.path to that model"
+            )
+        self.max_model_tokens = getattr(model, "max_context_length", None)
 
     async def from_state(self, path: str) -> Any:
         """Creates a model from a saved state, including its optimizer.
