@@ -223,6 +223,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["verl.tensor_parallel=2"],
         "verl.tensor_parallel = 2 does not divide the 1 devices that servers have with verl.placement = 'colocated'",
     ),
+    "devices of separated servers where they are colocated": (
+        ["verl.rollout_devices_per_node=4"],
+        "verl.rollout_devices_per_node = 4 has no effect with verl.placement = 'colocated'",
+    ),
     "a separated server over devices that are not there": (
         ["verl.placement=separated", "verl.rollout_devices_per_node=3", "verl.tensor_parallel=2"],
         "verl.tensor_parallel = 2 does not divide the 3 devices that servers have with verl.placement = 'separated'",
@@ -326,22 +330,15 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 CONTROLLED, UNREAD = "another setting of the run file controls this key", "has no effect"
 NOT_TAKEN = {
     "actor_rollout_ref.actor.clip_ratio_high": CONTROLLED,
-    "actor_rollout_ref.actor.data_loader_seed": UNREAD,
     "actor_rollout_ref.actor.grad_clip": CONTROLLED,
     "actor_rollout_ref.actor.kl_loss_coef": f"{CONTROLLED}; set algorithm.kl.coefficient instead",
     "actor_rollout_ref.actor.optim.betas": CONTROLLED,
     "actor_rollout_ref.actor.optim.lr_warmup_steps": f"{UNREAD}, because backend 'verl' uses verl's workers",
-    "actor_rollout_ref.actor.optim.weight_decay": CONTROLLED,
     "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": UNREAD,
     "actor_rollout_ref.actor.ppo_epochs": UNREAD,
-    "actor_rollout_ref.model.lora.rank": CONTROLLED,
     "actor_rollout_ref.rollout.gpu_memory_utilization": f"{CONTROLLED}; set verl.server_memory_share instead",
-    "actor_rollout_ref.rollout.max_num_seqs": CONTROLLED,
-    "actor_rollout_ref.rollout.top_p": UNREAD,
     "actor_rollout_ref.rollout.val_kwargs.temperature": UNREAD,
     "algorithm.adv_estimator": UNREAD,
-    "critic.optim.lr": UNREAD,
-    "data.train_batch_size": UNREAD,
     "trainer.total_epochs": UNREAD,
 }
 TAKEN = (

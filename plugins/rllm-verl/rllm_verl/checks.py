@@ -10,6 +10,9 @@ from rllm_verl.lora_checks import check_lora
 from rllm_verl.losses import VerlLoss
 from rllm_verl.settings import has_experts, is_model_folder, model_description, text_description, verl_settings
 
+# Settings of `VerlConfig` that only separated servers have.
+OF_SEPARATED = ("rollout_nodes", "rollout_devices_per_node", "checkpoint_engine", "checkpoint_engine_module")
+
 
 def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     """Checks the run file.
@@ -97,6 +100,12 @@ def _check_devices(config: RunConfig) -> None:
 
 
 def _check_servers(settings: VerlConfig) -> None:
+    for key in OF_SEPARATED if settings.placement == "colocated" else ():
+        if (value := getattr(settings, key)) != VerlConfig.model_fields[key].default:
+            raise ConfigError(
+                f"verl.{key} = {value!r} has no effect with verl.placement = 'colocated', where servers share the "
+                "trainers' devices: set verl.placement = 'separated', or remove the key"
+            )
     split = settings.tensor_parallel
     if settings.server_devices % split:
         raise ConfigError(
