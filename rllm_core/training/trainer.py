@@ -102,7 +102,7 @@ class Trainer:
             await parts.remark({})
             await self.weights.publish(parts.position, "resume" if parts.run_dir.resumed else "start")
             parts.progress.watch(self.pace.now)
-            if self._is_validation_due():  # also after a launch that was interrupted during this validation
+            if self.step == 0 and self._is_validation_due():
                 await self._validate()
             await self._run_halves()
             self.ledger.check()
@@ -168,6 +168,8 @@ class Trainer:
 
     async def _train(self) -> None:
         training = self.config.training
+        if self._is_validation_due():  # interrupted in the previous launch; as there, generation runs meanwhile
+            await self._validate()
         while self.step < training.steps:
             await self._train_step(self.step + 1)
             self.parts.garbage.collect()
