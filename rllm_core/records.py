@@ -17,7 +17,7 @@ from rllm_core.messages import FrozenDict, FrozenList, MessageView
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
-def _number(value: Any) -> Any:
+def finite_number(value: Any) -> float:
     """Converts ``value`` to a float: a bool to 0 or 1; numpy, torch and ``decimal`` numbers to their value.
 
     Raises:
@@ -49,7 +49,7 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-Reward = Annotated[float, BeforeValidator(_number)]
+Reward = Annotated[float, BeforeValidator(finite_number)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 

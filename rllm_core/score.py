@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from rllm_core.messages import well_formed
 
+MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
+MAX_METRIC = 1e300  # the sum over all episodes must be finite
+
 
 class Score(float):
     """A reward, and the parts that a reward function returned with it.

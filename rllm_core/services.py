@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rllm_core import providers
 from rllm_core.errors import ConfigError, PluginError
 from rllm_core.plugins.blame import defined_at
+from rllm_core.records import finite_number
 from rllm_core.sandbox import ChildError, ChildFunction, Limits, Sandbox, call_with_retry
 from rllm_core.scope import timed
 from rllm_core.score import Score as Score
@@ -205,12 +205,7 @@ async def _result_of(awaitable: Awaitable[Any]) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a finite number, or None. Numbers of numpy and tensors without dimensions are numbers."""
-    if getattr(value, "shape", None) == ():
-        value = value.item()
-    if isinstance(value, bool):
-        return float(value)
     try:
-        return value if isinstance(value, int | float) and math.isfinite(value) else None
-    except OverflowError:  # an integer beyond the largest float
+        return finite_number(value)
+    except ValueError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from numbers import Real
 from typing import Literal, Protocol
 
 from rllm_core.algorithms.options import Configured
-from rllm_core.score import Score
+from rllm_core.score import MAX_METRIC, MAX_REWARD, Score
 from rllm_core.types import Episode, MessageLike, Step, Task
 
 
@@ -143,13 +142,17 @@ def checked_scores(returned: object, group: RolloutGroup) -> dict[str, Score | N
 def _number(score: object, rollout: str) -> Score | None:
     if score is None:
         return None
-    if isinstance(score, bool) or not isinstance(score, Real) or not math.isfinite(score):
-        raise ValueError(f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number, or None")
+    if isinstance(score, bool) or not isinstance(score, Real) or not abs(score) <= MAX_REWARD:  # type: ignore[operator]
+        raise ValueError(
+            f"score() returned {score!r:.80} for rollout {rollout!r}; return a finite number up to {MAX_REWARD:g}, "
+            "or None"
+        )
     found = score if isinstance(score, Score) else Score(float(score))
     for name, part in found.parts.items():
-        is_recordable = isinstance(part, str) or (isinstance(part, int | float) and math.isfinite(part))
+        is_recordable = isinstance(part, str) or (isinstance(part, int | float) and abs(part) <= MAX_METRIC)
         if not name or not is_recordable:
             raise ValueError(
-                f"score() returned the part {(name, part)!r:.80}; a part has a name, and is a finite number or text"
+                f"score() returned the part {(name, part)!r:.80}; a part has a name, and is text or a finite number "
+                f"up to {MAX_METRIC:g}"
             )
     return found

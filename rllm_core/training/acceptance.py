@@ -16,14 +16,13 @@ import numpy as np
 from rllm_core.hosts.rollout_failures import Rejected
 from rllm_core.plugins.blame import defined_at
 from rllm_core.scope import SAMPLED, RolloutScope, sampled_of
+from rllm_core.score import MAX_METRIC, MAX_REWARD
 from rllm_core.text import printable
 from rllm_core.tokens import TokenSpan
 from rllm_core.types import Episode, Record, Step, Task, Trajectory
 from rllm_core.workflow import Workflow
 
 _ARRAYS = (np.ndarray, TokenSpan)
-MAX_REWARD = 1e30  # advantages are float32, and estimators sum rewards
-MAX_METRIC = 1e300  # the sum over all episodes must be finite
 MAX_METRICS = 1000  # each becomes a key in every line of metrics.jsonl
 
 

@@ -163,6 +163,18 @@ BROKEN = {
         "return {e.rollout_id: Score(1.0, {'x': float('nan')}) for e in group.episodes}",
         "returned the part ('x', nan)",
     ),
+    "answers with more than training can add up": (
+        "return {e.rollout_id: 1e300 for e in group.episodes}",
+        "returned 1e+300 for rollout",
+    ),
+    "answers with a huge integer": (
+        "return {e.rollout_id: 10**400 for e in group.episodes}",
+        "returned 1000",
+    ),
+    "gives a part that has no mean": (
+        "return {e.rollout_id: Score(1.0, {'x': 1.7e308}) for e in group.episodes}",
+        "returned the part ('x', 1.7e+308)",
+    ),
     "answers with nan": ("return {e.rollout_id: float('nan') for e in group.episodes}", "return a finite number"),
     "gives a part without a name": (
         "return {e.rollout_id: Score(1.0, {'': 1.0}) for e in group.episodes}",

@@ -29,11 +29,15 @@ from rllm_devkit.scripted import ScriptedBackend, ScriptedEngine, ScriptedWorkfl
 REWARDS = """
 import os
 import time
+from fractions import Fraction
 
 import numpy as np
 
 def of_numpy(task, text):
     return np.float32(0.5), {"share": np.int64(3), "is_right": np.bool_(True)}
+
+def exact(task, text):
+    return Fraction(3, 4)
 
 def huge(task, text):
     return 10**400
@@ -82,7 +86,7 @@ class Rewards:
     @hookimpl
     def reward_functions(self) -> list[RewardFunctionProvider]:
         names = ("length", "whole", "endless", "words", "infinite", "raises", "dies", "absent")
-        names += ("of_numpy", "huge", "set_of_parts", "nameless_part")
+        names += ("of_numpy", "exact", "huge", "set_of_parts", "nameless_part")
         together = RewardFunctionProvider(name="together", load="planted_rewards:together", summary="One.", processes=6)
         return [
             *(RewardFunctionProvider(name=name, load=f"planted_rewards:{name}", summary="One.") for name in names),
@@ -132,6 +136,10 @@ def test_true_and_false_are_one_and_zero(services: Services) -> None:
         return [await whole(Task(task_id="t"), text) for text in ("t", "u")]
 
     assert closed(services, both()) == [1.0, 0.0]
+
+
+def test_exact_numbers_are_numbers(services: Services) -> None:
+    assert closed(services, services.reward_function("exact")(Task(task_id="t"), "abc")) == 0.75
 
 
 def test_numbers_of_numpy_are_numbers(services: Services) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from rllm_core.assembly.tasks import Tasks, spread
 from rllm_core.engine import EngineError, TITOCompleter, derive_seed
 from rllm_core.parser import ParsedCompletion, ParsedToolCall, ToolSpec
-from rllm_core.training.acceptance import MAX_REWARD
+from rllm_core.score import MAX_REWARD
 from rllm_core.types import (
     Episode,
     FinishReason,
