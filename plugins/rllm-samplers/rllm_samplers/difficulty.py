@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from statistics import fmean
 from typing import Any, Literal
 
@@ -191,7 +192,8 @@ class Difficulty(TaskSampler):
             return None
         low, high = self._rewards
         share = (fmean(result.rewards) - low) / (high - low) if high > low else 0.0
-        return min(share, 1.0), min(result.rewards) != max(result.rewards)
+        # As in filter_uniform_groups, rewards that differ only in rounding are equal.
+        return min(share, 1.0), not isclose(min(result.rewards), max(result.rewards))
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""

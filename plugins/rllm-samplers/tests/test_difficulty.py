@@ -104,6 +104,16 @@ def test_classes(by: str, solved: float | None, rewards: tuple[float, ...], expe
     assert sampler.metrics()[f"{expected}_tasks"] == before + 1
 
 
+@pytest.mark.parametrize(("rewards", "mixed"), [((0.1 + 0.2, 0.3), 0.0), ((0.3, 0.30001), 1.0), ((0.3, 0.3), 0.0)])
+def test_rewards_that_differ_only_in_rounding_are_equal(rewards: tuple[float, ...], mixed: float) -> None:
+    """Such a group is filtered as uniform, so it is not mixed."""
+    sampler = Difficulty({"by": "rewards"})
+    sampler.begin(some_tasks(4), seed=0)
+    [position] = sampler.next(1)
+    sampler.observe(result(0, position, None, rewards))
+    assert sampler.metrics()["new_yield"] == mixed
+
+
 def test_one_group_does_not_put_a_known_task_away() -> None:
     sampler = Difficulty({"spacing": 0})
     sampler.begin(some_tasks(1), seed=0)
