@@ -355,6 +355,15 @@ def test_a_setting_of_verls_without_effect_is_refused(key: str, sort: Path, plug
         assemble(config, plugins)
 
 
+def test_a_folder_that_is_missing_here_is_no_model_id(sort: Path, plugins: PluginManager) -> None:
+    overrides = ["model.path=/no/such/model", "verl.max_model_tokens=64"]
+    backend = VerlBackend(load_run_config(str(sort), plugins, overrides=overrides), plugins)
+    lines = [*backend.validate_config(), str(backend.memory(None))]
+    found = [line for line in lines if "/no/such/model'" in line]
+    assert len(found) >= 2
+    assert not [line for line in found if "Hugging Face" in line or "hf download" in line]
+
+
 @pytest.mark.parametrize("key", TAKEN)
 def test_other_settings_of_verls_are_taken(key: str, sort: Path, plugins: PluginManager) -> None:
     overrides = [f'verl.overrides={{ "{key}" = true }}']

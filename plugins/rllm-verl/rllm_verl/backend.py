@@ -38,7 +38,7 @@ from rllm_verl.config import VerlConfig
 from rllm_verl.lora import COMPARABLE, adapter_of, describe, sync_of
 from rllm_verl.losses import VerlLoss
 from rllm_verl.memory import estimate, installed_bytes
-from rllm_verl.settings import max_model_tokens, model_description, verl_config, verl_settings
+from rllm_verl.settings import HUB_ID, max_model_tokens, model_description, verl_config, verl_settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -111,7 +111,8 @@ class VerlBackend(BackendProtocol[VerlBatch]):
         if self.verl.strategy == "megatron":
             return "memory: verl.strategy = 'megatron' shards differently; there are no formulas for it"
         if not described:
-            return f"memory: model.path = {path!r} is not downloaded; run hf download {path}, then this command again"
+            then = f"; run hf download {path}, then this command again" if HUB_ID.fullmatch(path) else ""
+            return f"memory: model.path = {path!r} is not on this machine{then}"
         shape = TransformerShape.of(described)
         if shape is None:
             return f"memory: there are no formulas for models of type {described.get('model_type')!r}"

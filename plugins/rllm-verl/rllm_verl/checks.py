@@ -8,7 +8,14 @@ from rllm_verl.config import VerlConfig
 from rllm_verl.lora import COMPARABLE
 from rllm_verl.lora_checks import check_lora
 from rllm_verl.losses import VerlLoss
-from rllm_verl.settings import has_experts, is_model_folder, model_description, text_description, verl_settings
+from rllm_verl.settings import (
+    HUB_ID,
+    has_experts,
+    is_model_folder,
+    model_description,
+    text_description,
+    verl_settings,
+)
 
 # Settings of `VerlConfig` that only separated servers have.
 OF_SEPARATED = ("rollout_nodes", "rollout_devices_per_node", "checkpoint_engine", "checkpoint_engine_module")
@@ -36,9 +43,9 @@ def check(config: RunConfig, loss: VerlLoss) -> list[str]:
     where = settings.ray_address or "started on this machine for the run"
     notes = [f"Ray cluster {where}: whether it has {settings.devices} {settings.device} devices"]
     if not is_model_folder(config.model.path):
-        notes.append(
-            f"model.path = {config.model.path!r}: no such folder; the run will download this Hugging Face model ID"
-        )
+        may_be_hub = HUB_ID.fullmatch(config.model.path)
+        then = "the run will download this Hugging Face model ID" if may_be_hub else "the machines of the run need it"
+        notes.append(f"model.path = {config.model.path!r}: no such folder here; {then}")
     if settings.sequence_parallel > 1 and "num_attention_heads" not in text_description(config.model.path):
         notes.append(
             f"model.path = {config.model.path!r}: whether verl.sequence_parallel = {settings.sequence_parallel} fits "
