@@ -20,6 +20,7 @@ from rllm_core.sandbox.child_functions import (
 )
 from rllm_core.sandbox.contract import Sandbox
 from rllm_core.sandbox.keeper import ProcessKeeper
+from rllm_core.sandbox.keeper_process import kill_marked
 from rllm_core.sandbox.programs import result_of
 from rllm_core.sandbox.results import CodeResult, Limits
 
@@ -40,5 +41,6 @@ __all__ = [
     "Sandbox",
     "SandboxedFunction",
     "call_with_retry",
+    "kill_marked",
     "result_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 
@@ -12,15 +13,21 @@ class ProcessKeeper:
     """A process that waits for the end of this process, and then kills the processes that this one has left behind.
 
     A process that is killed cannot end the processes that it has started. Start them with ``start_new_session=True``:
-    everything in their sessions ends with them.
+    everything in their sessions ends with them. A process may be killed before it has told what it has started, so add
+    ``environment`` to theirs, by which they are found where there is ``/proc``.
 
     Args:
         folder: Folder to remove in the end, with the files that a killed process leaves behind; "" for none.
+
+    Attributes:
+        environment: Environment variable that no other process has.
     """
 
     def __init__(self, folder: str = "") -> None:
+        mark = secrets.token_hex(16)
+        self.environment = {"RLLM_KEEPER": mark}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper_process.__file__, folder],
+            [sys.executable, "-I", "-S", keeper_process.__file__, folder, mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

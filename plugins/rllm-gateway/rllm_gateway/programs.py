@@ -7,10 +7,9 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 from rllm_core.engine import Terminated
-from rllm_core.sandbox import ProcessKeeper
+from rllm_core.sandbox import ProcessKeeper, kill_marked
 from rllm_core.text import printable
 from rllm_core.types import TerminationReason
 
@@ -43,7 +42,7 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env=env,
+                env=dict(env) | keeper.environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -73,7 +72,7 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
             # Processes left behind would keep calling the model for a rollout that is over.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            _kill_marked(mark.encode())
+            kill_marked(mark.encode())
             code = await process.wait()
             keeper.ended(process.pid)
             await asyncio.wait(reading, timeout=LAST_OUTPUT_SECONDS)
@@ -86,19 +85,6 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
         said = lines[-1].strip() if lines else "it wrote nothing to its standard error"
         raise AgentFailed(f"the agent {ending}: {printable(said)[:500]}")
     return printed.decode(errors="replace")
-
-
-def _kill_marked(mark: bytes) -> None:
-    """Kills all processes with a mark in their environment, and those that they start meanwhile. Needs ``/proc``."""
-    killed: set[int] = set()
-    before = -1
-    while len(killed) > before:
-        before = len(killed)
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):  # the process has ended, or belongs to another user
-                if mark in file.read_bytes():
-                    os.kill(int(file.parent.name), signal.SIGKILL)
-                    killed.add(int(file.parent.name))
 
 
 @asynccontextmanager
