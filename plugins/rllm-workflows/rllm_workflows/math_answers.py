@@ -55,6 +55,8 @@ _REPLACED = (
     (re.compile(r"_\{(\w)\}"), r"_\1"),
     (re.compile(r"±"), r"\\pm "),
     (re.compile(r"\u222a"), r"\\cup "),
+    (re.compile(r"(?<=\S)\s*(?:≈|\\approx(?![A-Za-z])).*"), ""),  # A value may be followed by its rounded form.
+    (re.compile(r"≠|\\neq?(?![A-Za-z])"), r"\\ne "),
     (re.compile(r"≤|\\leq?(?:slant)?(?![A-Za-z])"), r"\\le "),
     (re.compile(r"≥|\\geq?(?:slant)?(?![A-Za-z])"), r"\\ge "),
 )
