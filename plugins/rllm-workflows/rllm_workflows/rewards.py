@@ -22,7 +22,8 @@ Answer = str | int | float | Sequence[str]
 
 # At most 40 digits on either side of the point: no answer needs more, and long numbers take time to compute.
 _NUMBER = re.compile(
-    r"(?<![0-9])(?<![0-9]\.)[-\u2212]?\$?(?:[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?|(?<!\.)\.[0-9]{1,40})"
+    r"(?<![0-9^])(?<![0-9]\.)(?<!\^\{)(?<![A-Za-z]_)"  # of another number, an exponent, or an index
+    r"[-\u2212]?\$?(?:[0-9](?:[0-9]|,(?=[0-9]{3})){0,40}(?:\.[0-9]{1,40})?|(?<!\.)\.[0-9]{1,40})"
     r"(?:[eE][+-]?[0-9]{1,2}(?![0-9A-Za-z]))?(?:\s?/\s?[0-9]{1,40}(?!\.?[0-9]))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s?\{\s?(-?[0-9]{1,40})\s?\}\s?\{\s?([0-9]{1,40})\s?\}")

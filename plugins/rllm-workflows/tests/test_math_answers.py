@@ -243,6 +243,7 @@ def test_of_a_choice_with_its_text_either_may_be_wanted(given):
         ("about 50% of them", "50%"),
         ("that is 3/4, I think", "3/4"),
         ("that is 3/4.", "3/4"),
+        ("that is 50 cm^2", "50"),
         (r"that is $1{,}234,\!567$", "$1,234,567"),
         (r"that is $\frac{3}{4}$", r"\frac{3}{4}"),
         ("1, 2, 3", "3"),

@@ -50,6 +50,8 @@ def task_of(answer):
         ("numeric", "0.5", r"\boxed{\frac{1}{2}}", 1.0),
         ("numeric", "0.5", "1 / 2", 1.0),
         ("numeric", "0.5", "It is 1/2.", 1.0),
+        ("numeric", "42", "It is __42__", 1.0),
+        ("numeric", "50", "It is 50 cm^2, or 50 cm^{2}, of H_2O.", 1.0),
         ("numeric", "1234", "1{,}234", 1.0),
         ("math", r"so it is \boxed{\frac{1}{2}}", "0.5, or 7? The answer is \\boxed{.5}", 1.0),
         ("math", 0.5, "It is 1/2.", 1.0),
