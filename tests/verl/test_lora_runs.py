@@ -28,7 +28,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "separated": (*ASYNCHRONOUS, "training.partial_rollout=true"),
 }
 SIZES = ("training.groups_per_step=8", "training.rollouts_per_group=16")
-ADAPTERS = ("verl.lora.rank=8", "verl.sync_numbers_every=1", "optimizer.learning_rate=0.005")
+ADAPTERS = ("verl.lora.rank=8", "verl.sync_numbers_every=1", "optimizer.learning_rate=0.003")
 VALIDATION = (
     "training.validation_rollouts=16",
     f"training.validate_every_steps={STEPS}",
