@@ -233,12 +233,12 @@ class Words(Workflow):
 
 def test_a_validation_that_was_interrupted_does_not_stop_generation(train: Train, tmp_path: Path) -> None:
     """As in an uninterrupted run: otherwise other sequences share a batch, and numbers differ in rounding."""
-    run_dir = tmp_path / "run"
+    run_dir, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
     settings = (*SMALL, "training.validate_every_steps=4", "training.validation_rollouts=8", "backend=local",
                 "rollout.max_response_tokens=6")  # fmt: skip
     (tmp_path / "words.py").write_text(WAITING_VALIDATION)
     process = train(str(tmp_path / "words.py"), run_dir, *settings)
-    while (metrics := run_dir / "metrics.jsonl").exists() is False or metrics.read_bytes().count(b"\n") < 4:
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 4:
         assert process.poll() is None, process.err
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

@@ -42,7 +42,7 @@ async def run_program(command: Sequence[str], env: Mapping[str, str], keeper: Pr
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env=dict(env) | keeper.environment,
+                env={**env, **keeper.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -109,11 +109,10 @@ def load_model(path: str | Path, config: LocalConfig) -> PreTrainedModel:
     model: PreTrainedModel
     try:
         model_config = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
-        auto_class: Any = AutoModelForCausalLM
         if reads_images(model_config):
-            auto_class, kind = AutoModelForImageTextToText, "vision-language"
+            kind = "vision-language"
         with one_model_at_a_time():
-            model, loaded = auto_class.from_pretrained(
+            model, loaded = _auto_class(model_config).from_pretrained(
                 str(path),
                 dtype=dtype,
                 trust_remote_code=config.trust_remote_code,
@@ -150,12 +149,15 @@ def reads_images(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
+def _auto_class(config: Any) -> Any:
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
 def _add_adapters(model: PreTrainedModel, lora: LoRAConfig) -> None:
     """Adds adapters to the model's linear layers and freezes everything else."""
     from peft import LoraConfig, TaskType
 
     _check_targets(model, lora)
-
     targets: Any = list(lora.target_modules) or "all-linear"
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     special = [name for name, module in linear if not _computes_a_product(module)]
@@ -189,9 +191,8 @@ def check_adapters(path: str | Path, config: LocalConfig) -> None:
         return
     try:
         described = AutoConfig.from_pretrained(str(path), trust_remote_code=config.trust_remote_code)
-        auto_class: Any = AutoModelForImageTextToText if reads_images(described) else AutoModelForCausalLM
         with torch.device("meta"):
-            model = auto_class.from_config(described, trust_remote_code=config.trust_remote_code)
+            model = _auto_class(described).from_config(described, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError):
         return  # loading the model says what is wrong with it
     _check_targets(model, config.lora)

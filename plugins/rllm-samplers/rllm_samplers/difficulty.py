@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from rllm_core.algorithms.statistics import is_uniform
 from rllm_core.algorithms.task_sampler import GroupResult, TaskSampler, check_same_tasks
 from rllm_core.algorithms.task_stream import TaskStream
 from rllm_core.config import Section
@@ -192,8 +192,7 @@ class Difficulty(TaskSampler):
             return None
         low, high = self._rewards
         share = (fmean(result.rewards) - low) / (high - low) if high > low else 0.0
-        # As in filter_uniform_groups, rewards that differ only in rounding are equal.
-        return min(share, 1.0), not isclose(min(result.rewards), max(result.rewards))
+        return min(share, 1.0), not is_uniform(np.asarray(result.rewards))
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of tasks in each class, and the yields."""

@@ -69,7 +69,7 @@ _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"(?<=[0-9])(\s*\\(?:text|mathrm)\s*\{{)?\s*({'|'.join(_SCALES)})(?![A-Za-z])")
 _WORD = re.compile(rf"(?<![\\A-Za-z])[A-Za-z]{{{MAX_LETTERS + 1}}}")
 _NAME = (
-    r"(?:[A-Z]{2,3}|\\?[A-Za-z]|\\angle\s*[A-Z]+|\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\\[A-Za-z]+)"
+    r"(?:[A-Z]{2,3}|[A-Za-z]|\\angle\s*[A-Z]+|\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\\[A-Za-z]+)"
     r"(?:_(?:\w|\{\w{1,8}\}))?(?:\s*\^\s*\{-1\})?(?:\s*\(\w{1,8}\))?"
 )
 _NAME_IS = re.compile(rf"^\s*{_NAME}\s*(?:=(?!.*[=<>])|\\in(?![A-Za-z]))")
